@@ -1,4 +1,4 @@
-"""`regauge align`: align checkpoint B to checkpoint A, and write the alignment next to the output."""
+"""`regauge align`: align checkpoint B to checkpoint A, and write the alignment to a file next to the output."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""`regauge audit`: test a table of scale pairs on a model, or make such a table from its symmetry."""
+"""`regauge audit`: test a table of scale pairs on a model, or make a table of scale pairs from the model's symmetry."""
 
 from dataclasses import asdict
 
@@ -12,7 +12,9 @@ from regauge.gauging import Finding, ScalePair, audit, audit_rows, read_mappings
 
 
 def run(options: Audit) -> None:
-    """Print how much each pair of the table changes the outputs, and the parameters that broken pairs leave out."""
+    """Print how much each pair of the table changes the outputs. For pairs that change the outputs, also print the
+    parameters that the pair leaves out.
+    """
     table = read_mappings(options.mappings)
     checkpoint = rg.Checkpoint.open(options.checkpoint)
     model = require_model(options.model, checkpoint, options.inputs, values="always")
@@ -34,7 +36,7 @@ def run(options: Audit) -> None:
 
 
 def write_mappings(options: Gauge) -> None:
-    """Write the scale pairs that hold for a model as a table of another tool."""
+    """Write a table for a quantization tool with the scale pairs that leave a model's function unchanged."""
     assert options.mappings is not None
     model = require_model(options.model, rg.Checkpoint.open(options.checkpoint), options.inputs)
     with show_status("tracing the model"):

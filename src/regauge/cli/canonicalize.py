@@ -1,4 +1,5 @@
-"""`regauge canonicalize`: write the canonical form of a checkpoint, and next to it the element that was applied."""
+"""`regauge canonicalize`: write the canonical form of a checkpoint, and the applied element to a file next to the
+output."""
 
 import regauge as rg
 from regauge.checkpoints import alignment_path
@@ -12,7 +13,7 @@ from regauge.hub import bring_together
 
 
 def run(options: Canonicalize) -> None:
-    """Write the canonical checkpoint and its element, and print the manifold of canonical networks."""
+    """Write the canonical checkpoint and the applied element, and print the manifold of canonical networks."""
     paths = [options.checkpoint, *([] if options.reference is None else [options.reference])]
     out = output_of(options, element=alignment_label(options.output))
     job = open_checkpoints(paths, out, memory=options.memory, work="canonicalizing")

@@ -44,7 +44,7 @@ def open_checkpoints(
 
     Args:
         paths: The checkpoints.
-        out: The output. By default, it has the names and the file format of the first checkpoint.
+        out: The output. By default, the output has the tensor names and the file format of the first checkpoint.
         memory: The limit on memory.
         work: The kind of work, such as "pruning", for which the memory is estimated.
     """
@@ -79,7 +79,7 @@ def provenance_of(options: Any, *, element: str | None = None, **places: Path) -
 
 
 def _is_input(value: object) -> bool:
-    """Return whether the value of an option names a file or folder. Some options also accept other words."""
+    """Return whether the value of an option names a file or folder. Some options accept either a path or a keyword."""
     return isinstance(value, Path) or (isinstance(value, str) and bool(value) and bool(Input("", value).files))
 
 

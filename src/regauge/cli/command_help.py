@@ -16,7 +16,7 @@ from regauge.cli.commands import ALL, CONFIG, commands_by_name, named_command
 from regauge.names import documentation
 
 NOTHING = (None, "", (), False, MISSING)
-"""Defaults that are not displayed: the description explains them, or the option is required."""
+"""Defaults that are not displayed. The description of the option explains its default, or the option is required."""
 FEW = 8
 """A command with at most this number of options displays all of them."""
 FIRST = 6
@@ -34,7 +34,8 @@ GROUPS = {
     "limit": "memory seconds epochs patience device on shard shared dry_run resume",
     "output": "output out overwrite json dtype shard_size storage format color",
 }
-"""Options by the group in which the help displays them; all other options are settings of the method."""
+"""Options by the group in which the help displays them. Options that are not listed belong to the group of the method's
+settings."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def show_help(words: Sequence[str], commands: Any, description: str) -> None:
 
 
 def options_in_groups(options: type) -> dict[str, list[Option]]:
-    """Return the options of a command by the group in the help; positional arguments have the group ""."""
+    """Return the options of a command by their group in the help. Positional arguments have the group ""."""
     groups: dict[str, list[Option]] = {"": [], **{name: [] for name in GROUPS}}
     for one in options_of(options):
         group = next((name for name, names in GROUPS.items() if one.name in names.split()), "method")
@@ -140,7 +141,7 @@ def _made(name: str, description: str, parts: list[Any]) -> type:
 
 
 def options_of(options: type, values: Any = None) -> Iterator[Option]:
-    """Yield the options of a command in their order, including those of nested dataclasses."""
+    """Yield the options of a command in their order, including the options of nested dataclasses."""
     texts, hints = _texts(options), get_type_hints(options, include_extras=True)
     for one in fields(options):
         hint = hints[one.name]

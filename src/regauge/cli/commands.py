@@ -35,8 +35,8 @@ def as_options(text: str) -> str:
 
 
 GROUP = "regauge.commands"
-"""The entry points by which other distributions add commands. Each entry point names an options class. The module with
-the name of the command, in the package of the options class, runs the command."""
+"""The entry points by which other distributions add commands. Each entry point names an options class. In the package
+of the options class, the module with the name of the command runs the command."""
 ELSEWHERE = {"reproduce": "regauge-papers"}
 """The commands that other distributions of the project add."""
 
@@ -98,7 +98,7 @@ def named_command(words: Sequence[str], commands: Any) -> tuple[str, Any]:
 
 
 def _require_options(words: list[str], options: Any, typed: str) -> None:
-    """Raise an error for an unknown option of a command; the error names its replacement or the closest option."""
+    """Raise an error for an unknown option of a command. The error names the replacement or the closest option."""
     known = {*HELP, ALL, *_flags(options)}
     for word in words:
         flag = word.partition("=")[0].replace("_", "-")
@@ -123,7 +123,7 @@ def _flags(options: Any) -> set[str]:
 
 
 def _require_choices(words: list[str], options: Any) -> None:
-    """Raise an error if a value is not among the choices of its option; the error names the closest choice."""
+    """Raise an error if a value is not among the choices of its option. The error names the closest choice."""
     for name, hint in get_type_hints(options).items():
         choices = [one for part in (hint, *get_args(hint)) if get_origin(part) is Literal for one in get_args(part)]
         option = f"--{name.replace('_', '-')}"

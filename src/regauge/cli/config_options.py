@@ -14,14 +14,15 @@ ENTRY = re.compile(r"^ {8}(\w+): (.+(?:\n {12,}.+)*)", re.MULTILINE)
 
 
 def with_settings(config: type, names: str, **metavars: str) -> Callable[[type[T]], type[T]]:
-    """Return a decorator that adds settings of a config to the options of a command. Place it below `dataclass`.
+    """Return a decorator that adds settings of a config to the options of a command. Place the decorator below
+    `dataclass`.
 
     A setting that is true by default becomes an option with the values "yes" and "no".
 
     Args:
         config: A dataclass in a module without torch, whose docstring (or a base's) has a section "Attributes".
         names: The settings, separated by spaces. `option=setting` gives an option another name.
-        metavars: Placeholders in the help, by option.
+        metavars: The placeholder that the help shows for each option.
     """
     kinds = [kind for kind in reversed(config.__mro__) if "__dataclass_fields__" in vars(kind)]
     hints = {name: hint for kind in kinds for name, hint in get_annotations(kind).items()}

@@ -32,7 +32,7 @@ COLUMNS = {
     "spread": "spread",
     "two_sample": "two-sample",
 }
-"""The columns of a judgement's table that are printed; the page has all columns."""
+"""The columns of a judgement's table that the command prints. The page has all columns."""
 
 
 def fit(options: FlowFit) -> None:
@@ -76,7 +76,7 @@ def config_of(options: FlowFit) -> flow.FlowConfig:
 
 
 def net_of(options: FlowFit, name: str, *, is_aligned: bool, **sizes: int) -> Any:
-    """Return the net that learns the velocity; sizes that the user typed replace the given sizes."""
+    """Return the net that learns the velocity. Sizes that the user typed replace the sizes in `sizes`."""
     sizes |= {key: value for key in ("width", "depth") if (value := getattr(options, key)) is not None}
     if name in ws.LAYERS:
         return flow.Metanetwork(layer_of(name, options.layer_settings), **sizes)

@@ -75,7 +75,7 @@ def run(options: Gauge) -> None:
 
 
 def _scheme(options: Gauge) -> RoundToNearest:
-    """Return the rounding scheme for which a gauge is chosen; raise an error for options that exclude each other."""
+    """Return the rounding scheme for which a gauge is chosen. Raise an error for options that exclude each other."""
     if options.group < 0:
         raise UsageError(f"--group is {options.group}; give the number of values that share a scale, or leave it out")
     if options.method == "smooth" and options.data is None:
@@ -90,7 +90,7 @@ def _scheme(options: Gauge) -> RoundToNearest:
 def _read(
     options: Gauge, name: str | None, checkpoint: rg.Checkpoint, *, fits: bool
 ) -> tuple[Networks, rg.Task | None, rg.Task | None]:
-    """Return the checkpoint under its model's names, the task that chooses, and the task that evaluates.
+    """Return the checkpoint under its model's names, the task for choosing the gauge, and the task for evaluating it.
 
     The network stays on the disk if memory does not suffice, or if rotations are sampled and the model has no weights.
     """

@@ -49,7 +49,9 @@ def run(options: Info) -> None:
 
 
 def _lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of a provenance, and below each input the lines of its own provenance, each only once."""
+    """Yield the lines of a provenance, and below each input the lines of the input's provenance. Each provenance is
+    shown only once.
+    """
     ancestors = dict(document.get("ancestors", {}))
     open_inputs = [_begin(document)]
     while open_inputs:
@@ -64,7 +66,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _begin(document: Mapping[str, Any]) -> Iterator[tuple[str | None, str | None]]:
-    """Yield the lines of one provenance; a line about an input comes with the key of the input's own provenance."""
+    """Yield the lines of one provenance. A line about an input comes with the key of the input's provenance."""
     (title, _), *facts = summarize(document)
     yield title, None
     for (what, hashes), one in zip(facts, document["inputs"], strict=True):

@@ -1,4 +1,4 @@
-"""`regauge learn`: train nets that read networks, and use them."""
+"""`regauge learn`: train nets that read networks, and use the trained nets."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -67,7 +67,7 @@ def encode(options: LearnEncode) -> None:
 
 
 def decode(options: LearnDecode) -> None:
-    """Write reconstructions of networks, or the networks decoded from latent vectors."""
+    """Write reconstructions of networks, or networks that are decoded from latent vectors."""
     made, source = learn.load_autoencoder(options.autoencoder), options.networks
     if source.is_dir() or source.suffix == ".csv":
         if options.overwrite:

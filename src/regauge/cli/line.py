@@ -22,7 +22,7 @@ TRAINED: dict[str, type[rg.connect.Bezier] | type[rg.connect.PolygonalChain]] = 
     "chain": rg.connect.PolygonalChain,
 }
 STATISTICS_BATCHES = 2
-"""Batches from which statistics of batch normalization are recomputed in every step of a path's training."""
+"""The number of batches from which every step of a path's training recomputes statistics of batch normalization."""
 
 
 def run(options: Line) -> None:

@@ -37,12 +37,12 @@ Options: TypeAlias = Demo | Discover | Align | Merge | Transport | Canonicalize 
 Command: TypeAlias = Options | Gauge | Audit | Prune | Compare | Zoo | Inr | Learn | Flow
 """The options of every command."""
 DEBUG = "REGAUGE_DEBUG"
-"""The environment variable that makes bugs raise their exception."""
+"""The environment variable with which the exceptions of bugs are raised."""
 LOG = logging.getLogger("regauge")
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Parse the arguments and run the command; errors of the user are printed as one sentence, with exit code 2.
+    """Parse the arguments and run the command. Errors of the user are printed as one sentence, with exit code 2.
 
     All other errors are bugs, with exit code 1. If `REGAUGE_DEBUG` is set, the exception of a bug is raised.
     """
@@ -138,7 +138,9 @@ class _Sentences(logging.Handler):
 
 
 def _tell(package: str) -> None:
-    """Print the log messages of the library as sentences, each once even if this process runs several commands."""
+    """Print the log messages of the library as sentences. Each message is printed once, even if this process runs
+    several commands.
+    """
     for name in {"regauge.checkpoints", "regauge.hub", "regauge.merging", package} - {"regauge.cli"}:
         logger = logging.getLogger(name)
         if not any(isinstance(handler, _Sentences) for handler in logger.handlers):
@@ -147,7 +149,7 @@ def _tell(package: str) -> None:
 
 
 def parse(args: Sequence[str] | None = None) -> Command:
-    """Return the options of one command; for help or wrong arguments, print a message and exit."""
+    """Return the options of one command. For help or wrong arguments, print a message and exit."""
     options: Command = tyro.cli(
         with_others(Command, sys.argv[1:] if args is None else args),
         prog="regauge",

@@ -105,7 +105,7 @@ def _assemble(options: Merge, make: Callable[..., Any]) -> None:
 
 
 def _setting(options: Merge) -> dict[str, Any]:
-    """Return the options of merges tensor by tensor, as arguments of the library."""
+    """Return the options for merging tensor by tensor, as arguments of the library."""
     if options.data is not None or options.refine:
         raise UsageError("this merge goes tensor by tensor and cannot run models; leave --data and --refine out")
     if options.rotate == "always" or options.untie:

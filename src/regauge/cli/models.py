@@ -16,7 +16,9 @@ def find_model(
     *,
     values: Values = "if small",
 ) -> Model | None:
-    """Return the model that the user named, or the model that a checkpoint describes; None if it is unknown."""
+    """Return the model that the user named, or the model that a checkpoint describes. Return None if the model is
+    unknown.
+    """
     name = name_model(checkpoint) if text is None else text
     if name is None:
         return None
@@ -26,7 +28,7 @@ def find_model(
 def require_model(
     text: str | None, checkpoint: Checkpoint, inputs: ExampleInputs, *, values: Values = "if small"
 ) -> Model:
-    """Return the model of a command; raise an error if it is unknown."""
+    """Return the model of a command. Raise an error if the model is unknown."""
     model = find_model(text, checkpoint, inputs, values=values)
     if model is None:
         raise UsageError(f"the model of {checkpoint.label!r} is unknown: name it with --model")

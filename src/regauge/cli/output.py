@@ -1,7 +1,7 @@
 """Output of commands: progress on the standard error, and reports.
 
-A command reports sentences and tables together with the facts in them. Reports are printed immediately, or their facts
-are collected into one JSON object that is printed at the end.
+A command reports sentences and tables together with the facts that they contain. Reports are printed immediately. With
+JSON, the facts are collected into one object, which is printed at the end.
 """
 
 import json
@@ -31,7 +31,7 @@ UNLIMITED = 10_000
 ESTIMATE_SECONDS = 600
 """The number of recent seconds whose steps determine the estimate of the remaining time."""
 LINE_SECONDS = 60
-"""The number of seconds between two lines of progress in a file or a pipe, which have no bars."""
+"""The number of seconds between two lines of progress, if the output is a file or a pipe, which cannot show bars."""
 STDERR = Console(stderr=True, markup=False, emoji=False)
 FORMAT, VERSION = "regauge.report", 1
 _FACTS: ContextVar[dict[str, Any] | None] = ContextVar("facts", default=None)
@@ -40,7 +40,7 @@ _FACTS: ContextVar[dict[str, Any] | None] = ContextVar("facts", default=None)
 
 @contextmanager
 def report(command: str, *, as_json: bool) -> Iterator[None]:
-    """Return a context that prints what a command reports; with JSON, one object is printed at the end.
+    """Return a context that prints what a command reports. With JSON, one object is printed at the end.
 
     With JSON, all other output goes to the standard error.
     """
@@ -58,7 +58,8 @@ def report(command: str, *, as_json: bool) -> Iterator[None]:
 
 
 def tell(text: object, /, **facts: Any) -> None:
-    """Print a text, or add its facts to the report. Lists of one name are joined; texts without facts are notes.
+    """Print a text, or add its facts to the report. Lists with the same name are joined, and texts without facts are
+    notes.
 
     Arguments in the text become options. Strings from files may contain line breaks; the caller must escape them.
     """
@@ -95,7 +96,7 @@ def tell_table(
     decimals: int = 4,
     digits: int | None = None,
 ) -> None:
-    """Report rows as a table with the names of the first row; numbers are rounded when printed, but not in JSON.
+    """Report rows as a table with the names of the first row. Numbers are rounded when printed, but not in JSON.
 
     Args:
         name: Name of the table in JSON.
@@ -117,7 +118,7 @@ def tell_table(
 
 
 def show(table: Table) -> None:
-    """Print a table at its full width if no terminal limits the width; texts contain no markup."""
+    """Print a table at its full width if no terminal limits the width. Markup in texts is not interpreted."""
     console = Console(markup=False, emoji=False)
     if not console.is_terminal:
         console.width = Console(width=UNLIMITED, markup=False, emoji=False).measure(table).maximum
@@ -182,7 +183,7 @@ def _cell(value: Any, style: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value ready for JSON, without rounding; numbers that JSON does not have are null."""
+    """Return a value ready for JSON, without rounding. Infinite numbers and NaN become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):

@@ -9,7 +9,7 @@ from regauge.cli.tasks import read
 
 
 def run(options: Repair) -> None:
-    """Write the repaired checkpoint; print the variances of every layer and the losses, before and after the repair."""
+    """Write the repaired checkpoint. Print the variances of every layer and the losses, before and after the repair."""
     out, weights = output_of(options), options.weights or None
     job = open_checkpoints([options.merged, *options.endpoints], out, work="repairing")
     if not options.endpoints and (weights or options.align):

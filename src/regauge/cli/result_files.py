@@ -30,13 +30,15 @@ def require_results(page: Path, *, overwrite: bool) -> None:
 
 
 def name_files(paths: Sequence[Path]) -> list[str]:
-    """Return file or folder names for pictures: without the parent folders, unless two names would then be equal."""
+    """Return names of files or folders for pictures. The names contain no parent folders, unless two names would then
+    be equal.
+    """
     names = [path.name for path in paths]
     return names if len(set(names)) == len(names) else list(map(str, paths))
 
 
 def write_picture(figure: "Figure", rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write a picture, and its numbers with all digits as CSV; the same picture always has the same bytes."""
+    """Write a picture, and its numbers with all digits as CSV. Equal pictures always give equal bytes."""
     dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     path.with_suffix(".csv").unlink(missing_ok=True)  # of another picture
     with whole_file(path) as temporary:
@@ -45,7 +47,7 @@ def write_picture(figure: "Figure", rows: Sequence[Mapping[str, Any]], path: Pat
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
-    """Write rows as CSV with all digits; the first row determines the columns."""
+    """Write rows as CSV with all digits. The first row determines the columns."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([rows[0].keys(), *(row.values() for row in rows)])

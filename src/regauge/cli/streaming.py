@@ -76,7 +76,7 @@ def show_work(label: str, *, is_streamed: bool) -> Iterator[Progress]:
 
 
 def show_plan(streamed: "StreamedJob") -> None:
-    """Print the bytes that will be read, held and written."""
+    """Print the numbers of bytes that will be read, kept in memory and written."""
     plan = streamed.plan
     tell_table("working_sets", plan.rows)
     spread = ", ".join(f"{name} ({plan.symmetry[name].size})" for name in plan.spread)
@@ -95,7 +95,9 @@ def show_plan(streamed: "StreamedJob") -> None:
 
 
 def is_all_shown(options: Matching, job: FileJob, plan: "Callable[[], StreamedJob]") -> bool:
-    """Print what a dry or streamed run will read, hold and write. Return whether the run is dry."""
+    """Print the numbers of bytes that a dry or streamed run will read, keep in memory and write. Return whether the run
+    is dry.
+    """
     if job.is_streamed:
         show_plan(plan())
     elif options.dry_run:
@@ -104,7 +106,9 @@ def is_all_shown(options: Matching, job: FileJob, plan: "Callable[[], StreamedJo
 
 
 def show_memory(job: FileJob) -> None:
-    """Report the bytes that will be read, held and written, for networks that are read completely."""
+    """Report the numbers of bytes that will be read, kept in memory and written, for networks that are read
+    completely.
+    """
     nbytes = sum(one.nbytes for one in job.checkpoints)
     tell(f"read, as a whole: {size_text(nbytes)}", read_bytes=nbytes)
     held = f"memory held at once, above the interpreter: about {size_text(job.nbytes)}; everything fits"
@@ -120,7 +124,7 @@ def show_output(shards: Sequence[Any], out: Path | None) -> None:
 
 
 def notes_of(told: Any) -> dict[str, list[str]]:
-    """Return the notes of a result as an entry of the report; without notes, there is no entry."""
+    """Return the notes of a result as an entry of the report, or no entry if there are no notes."""
     return {"notes": list(map(as_options, told.notes))} if told.notes else {}
 
 
@@ -166,7 +170,9 @@ def _method_named(name: str, options: Matching) -> tuple[Method, bool]:
 
 
 def configure(method: Method, options: Matching) -> Method:
-    """Return the method with those options that are settings of it; methods in its settings get the same `scales`."""
+    """Return the method with the options that are among its settings. Methods within its settings get the same
+    `scales`.
+    """
     if options.statistic != "correlation" and not hasattr(method, "statistic"):
         kind = type(method).__name__
         raise UsageError(

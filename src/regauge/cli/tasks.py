@@ -1,4 +1,5 @@
-"""Checkpoints and tasks of commands that evaluate networks: tasks for choices, and tasks for evaluation."""
+"""Checkpoints and tasks of commands that evaluate networks. Some tasks serve to choose between results, and others to
+evaluate results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,8 +27,9 @@ class Judged:
     If the model has batch normalization, the task recomputes its statistics.
 
     Attributes:
-        choosing: The data for statistics and for training paths; without both, the data of `task`.
-        statistics: The data for batch normalization statistics; empty if there are no such statistics.
+        choosing: The data for recomputing statistics and for training paths. If the command does neither, `choosing` is
+            the data of `task`.
+        statistics: The data for batch normalization statistics; empty if the model has no batch normalization.
     """
 
     model: Model
@@ -76,7 +78,9 @@ def read(options: Judging, paths: Sequence[Path | Checkpoint], held: Held | None
 
 
 def _divide(options: Judging, model: Model, dtype: torch.dtype) -> tuple[rg.Task, rg.Task]:
-    """Return the task for choices and the task for judging; both tasks use all of DATA if nothing is chosen."""
+    """Return the task for choosing between results and the task for evaluating them. Both tasks use all of DATA if
+    nothing is chosen.
+    """
     data = task_on(options, model, options.data, dtype)
     if options.test is not None:
         return data, task_on(options, model, options.test, dtype)
@@ -95,9 +99,10 @@ def task_on(options: Matching | Judging | Compare, model: Model, data: str, dtyp
 def matching_tasks(
     options: Matching | Compare, networks: Networks, *, is_matched: bool = True
 ) -> tuple[rg.Task | None, rg.Task | None]:
-    """Return, for a command that aligns, the task for choices and statistics, and the task for judging.
+    """Return two tasks for a command that aligns: the task for choices and statistics, and the task for evaluating the
+    result.
 
-    If data are used neither for matching nor for statistics, all of them are used for judging.
+    If data are used neither for matching nor for statistics, all data are used for evaluating the result.
     """
     if options.data is None:
         if options.test is not None:
@@ -117,7 +122,7 @@ def matching_tasks(
 
 
 def _statistics(options: Judging, model: Model) -> rg.Task | None:
-    """Return the data for recomputing statistics, if the options name other data than those of the task."""
+    """Return the data for recomputing statistics, if the options name other data than the data of the task."""
     if not isinstance(options, Between) or options.statistics is None:
         return None
     task = task_on(options, model, options.statistics, dtype_of(model.module.state_dict()))

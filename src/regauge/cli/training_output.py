@@ -1,4 +1,5 @@
-"""The output of a training run: its files, its state while it runs, and its report. Only one process may write it."""
+"""The output of a training run: its files, its state while it runs, and its report. Only one process may write the
+output."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -84,7 +85,9 @@ def training_output(options: LearnRun, *, beside: Sequence[str] = ()) -> Iterato
 def tell_training(
     made: "learn.Predictor | learn.Autoencoder | learn.LearnedMatching | flow.Flow", *, of: str = ""
 ) -> None:
-    """Report what was trained, its scores, and how the training ended; `of` is a word before "networks"."""
+    """Report the trained object, its scores, and how the training ended. The argument `of` is a word that is printed
+    before "networks".
+    """
     counts = ", ".join(f"{count} for {name}" for name, count in made.about["networks"].items())
     tell(f"{of}networks: {counts}", networks=made.about["networks"])
     tell_table("scores", [{"": name, **scores} for name, scores in made.about["scores"].items()])
@@ -99,7 +102,7 @@ def tell_training(
 
 
 def require_named(paths: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Return the networks that the user named, at least one."""
+    """Return the paths of the networks that the user named. Raise an error if there are none."""
     if not paths:
         raise UsageError("no networks are named; give folders of stores, or checkpoints")
     return paths

@@ -57,7 +57,8 @@ def target_of(text: str) -> int | Literal["medoid", "universe"]:
 
 @contextmanager
 def pairs_of(options: ZooCompare | ZooMap) -> Iterator[zoo.PairMatrices]:
-    """Return a context with the networks of a command and the matrices over their pairs, which are deleted at the end.
+    """Return a context with the networks of a command and the matrices over their pairs. The matrices are deleted at
+    the end of the context.
 
     If the same command is run again, it continues in the folder `OUT.parts`.
     """

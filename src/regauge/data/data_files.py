@@ -61,7 +61,7 @@ def present(file: DataFile) -> Path | None:
 
 
 def in_folder(folder: Path, file: DataFile) -> Path | None:
-    """Return the file in a folder, under any of its names."""
+    """Return the path of a file in a folder, under any of the file's names."""
     return next((folder / name for name in (file.name, *file.others) if (folder / name).is_file()), None)
 
 

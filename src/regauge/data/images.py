@@ -22,7 +22,7 @@ MNIST_SHA256 = {
     "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
-"""SHA-256 of MNIST's decompressed files, which do not depend on the compression."""
+"""SHA-256 of MNIST's decompressed files. The checksums do not depend on the compression."""
 
 FASHION_SHA256 = {
     "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
@@ -34,7 +34,7 @@ FASHION_SHA256 = {
 
 
 def _idx_files(data: str, folder: str, addresses: Sequence[str], digests: Sequence[str]) -> tuple[DataFile, ...]:
-    """Return the four gzipped files with their URLs at some addresses, and the checksums of these files."""
+    """Return the four gzipped files of a data set, each with its checksum and with its URLs at the given addresses."""
     return tuple(
         DataFile(data, folder, f"{name}.gz", digest, tuple(f"{address}/{name}.gz" for address in addresses), (name,))
         for name, digest in zip(MNIST_SHA256, digests, strict=True)
@@ -133,8 +133,8 @@ class ImageData:
         return replace(self, name=f"{self.name} in gray", train_images=train, test_images=test)
 
     def pooled(self, size: int) -> "ImageData":
-        """Return smaller images: each pixel is the mean of a block of `size` by `size` pixels; `size` must divide
-        height and width.
+        """Return smaller images, in which each pixel is the mean of a block of `size` by `size` pixels. `size` must
+        divide height and width.
         """
         height, width = self.train_images.shape[2:]
         if size < 1 or height % size or width % size:
@@ -147,7 +147,9 @@ class ImageData:
         return replace(self, name=name, train_images=train, test_images=test)
 
     def shrunk(self, side: int) -> "ImageData":
-        """Return smaller images of `side` by `side` pixels, each the mean of the original pixels that it overlaps."""
+        """Return smaller images of `side` by `side` pixels. Each new pixel is the mean of the original pixels that it
+        overlaps.
+        """
         height, width = self.train_images.shape[2:]
         if not 0 < side <= min(height, width):
             raise ValueError(
@@ -166,7 +168,7 @@ def pixel_centers(height: int, width: int) -> Tensor:
 
 
 def digits() -> ImageData:
-    """Return 1,797 handwritten digits of 8 x 8 pixels from scikit-learn; the test set always contains the same 360
+    """Return 1,797 handwritten digits of 8 x 8 pixels from scikit-learn. The test set always contains the same 360
     digits.
     """
     from sklearn.datasets import load_digits
@@ -273,7 +275,9 @@ def _read_cifar10(path: Path) -> ImageData:
 
 
 def _read_cifar(content: bytes, name: str, train: Sequence[str], test: str, *, labels: int, classes: int) -> ImageData:
-    """Read an original archive: for each image `labels` bytes, of which the last is the class, then 3,072 pixels."""
+    """Read an original archive. For each image, the archive contains `labels` bytes, of which the last is the class,
+    and then 3,072 pixels.
+    """
     parts: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         for member in archive:

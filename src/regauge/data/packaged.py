@@ -11,7 +11,7 @@ from regauge.data.data_files import DataFile, read
 BREAST_CANCER_TEST = 114
 """The number of breast cancer cases that are reserved for testing: 20%."""
 VALIDATION_SHARE = 0.1
-"""The share of the text, at its end, that is reserved for validation."""
+"""The share of a text that is reserved for validation. This part is at the end of the text."""
 SHAKESPEARE = DataFile(
     "Tiny Shakespeare",
     "tinyshakespeare",
@@ -67,7 +67,8 @@ class TextData:
     """A text as a sequence of symbol indices.
 
     Attributes:
-        name: The usual name, with the beginning of the text's SHA-256. Equal names mean equal texts.
+        name: The usual name of the text, with the beginning of the text's SHA-256. If two names are equal, the texts
+            are equal.
         symbols: The characters that occur, sorted. A character's index is its position in this string.
         train: Symbol indices of the first part of the text, int64 `[characters]`.
         validation: Symbol indices of the remaining text.

@@ -72,7 +72,7 @@ def shape(name: str, folder: str | Path | None = None) -> Shape:
             variable `REGAUGE_DATA` names.
 
     Raises:
-        FileNotFoundError: The file does not exist. The shapes cannot be downloaded.
+        FileNotFoundError: The file does not exist. regauge cannot download shapes.
         ValueError: There is no shape with the given name, or the checksum of the file is wrong.
     """
     if name not in SHAPES_SHA256:
@@ -114,7 +114,7 @@ def shared_start(folder: str | Path | None = None) -> dict[str, Tensor]:
             variable `REGAUGE_DATA` names.
 
     Raises:
-        FileNotFoundError: The file does not exist. The file cannot be downloaded.
+        FileNotFoundError: The file does not exist. regauge cannot download this file.
         ValueError: The checksum of the file is wrong.
 
     References:

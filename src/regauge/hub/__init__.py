@@ -1,4 +1,5 @@
-"""Models, networks and data, opened by name. Also models, inputs, tokens and configurations of transformers folders."""
+"""Models, networks and data, opened by name. The package also reads models, inputs, tokens and configurations of
+transformers folders."""
 
 from regauge.names import attach
 

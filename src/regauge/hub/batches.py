@@ -73,7 +73,7 @@ def _as_batch(item: Any, name: str) -> Batch:
 
 
 def _signed(targets: Tensor) -> Tensor:
-    """Return targets in a signed dtype, which torch can compare; values that are too large become negative, which marks
-    them as invalid.
+    """Return targets in a signed dtype, which torch can compare. Values that are too large for the dtype become
+    negative, which marks them as invalid.
     """
     return targets.long() if targets.dtype in (torch.uint16, torch.uint32, torch.uint64) else targets

@@ -17,10 +17,10 @@ from regauge.checkpoints.writing import SUFFIX
 from regauge.hub.user_code import Values, call_factory
 
 DESCRIBED = {"regauge.inr": "regauge.inr.described_networks"}
-"""Kinds of networks that headers of checkpoints describe, each with the module that builds them.
+"""Kinds of networks that headers of checkpoints describe, each with the Python module that builds the networks.
 
-Each listed module has two functions. `build` returns a module and example inputs for a checkpoint. `find_task` returns
-a task for the data that the network of a checkpoint represents.
+Each listed Python module has two functions. `build` returns a torch module and example inputs for a checkpoint.
+`find_task` returns a task for the data that the network of a checkpoint represents.
 """
 
 
@@ -33,8 +33,8 @@ class Built:
         inputs: Positional inputs.
         kwargs: Keyword inputs.
         checkpoint: The checkpoint that describes the network; None for other models.
-        further: Other keyword inputs for the trace, which are used if the first inputs cannot be traced or do not reach
-            every submodel.
+        further: Further keyword inputs for the trace, which are used if the first inputs cannot be traced or do not
+            reach every submodel.
         lack: The reason why example inputs are missing.
     """
 
@@ -102,7 +102,7 @@ def name_model(checkpoint: Checkpoint) -> str | None:
 
 
 def described_networks(checkpoint: Checkpoint) -> Any:
-    """Return the module in `DESCRIBED` that can build the network of a checkpoint.
+    """Return the Python module in `DESCRIBED` that can build the network of a checkpoint.
 
     Raises:
         ValueError: The header does not describe a network.

@@ -1,4 +1,4 @@
-"""Chat templates that recipes select by name. The name of a template is the name of the model that uses its format.
+"""Chat templates that recipes select by name. Each template has the name of the model that uses the template's format.
 
 References:
     Taori et al. (2023), Stanford Alpaca, whose headings the template `alpaca` uses; for all other templates, the model

@@ -25,7 +25,7 @@ GENERATION = "generation_config.json"
 
 
 class Configuration:
-    """An editor of a config.json, or of its text section if a network has several submodels."""
+    """An editor of a config.json, or of the text section of a config.json if the network has several submodels."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -205,7 +205,9 @@ def _part_at(document: dict[str, Any], place: Sequence[str]) -> dict[str, Any]:
 
 
 def _keep(part: dict[str, Any], key: str, count: int, kept: Sequence[int]) -> None:
-    """Select some layers in a section of a configuration, if one of its settings is the number of layers."""
+    """Select some layers in a section of a configuration: shorten all lists with one entry per layer, and update the
+    setting `key`, the number of layers.
+    """
     for name, value in part.items():
         if "layer" in name and isinstance(value, list) and len(value) == count:
             part[name] = [value[k] if k < count else value[-1] for k in kept]

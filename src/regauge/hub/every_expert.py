@@ -1,4 +1,5 @@
-"""Loops over the experts of a mixture, converted such that they can be traced: every expert processes all tokens.
+"""Conversion of loops over the experts of a mixture, so that the loops can be traced: every expert processes all
+tokens.
 
 The usual loop visits only experts that the router chose for at least one token. The usual loop cannot be traced,
 because the chosen experts depend on tensor values. The converted loop applies every expert to every token, and
@@ -86,7 +87,7 @@ class _Counts(list[int]):
         self._ends = counts.cumsum(0)
 
     def choose(self, results: Sequence[Tensor]) -> Tensor:
-        """For each row, select the result of its expert, given the results of all experts for all rows."""
+        """Select the result of each row's expert, given the results of all experts for all rows."""
         row = torch.arange(results[0].shape[0], device=self._ends.device)
         expert = (row.unsqueeze(1) >= self._ends).sum(1)
         masks = (expert.eq(k).unsqueeze(1).to(one.dtype) for k, one in enumerate(results))

@@ -29,8 +29,8 @@ MEDIA = {
     "input_features": ("get_audio_features", ("audio_token_id", "audio_token_index")),
     "input_values": ("get_audio_features", ("audio_token_id", "audio_token_index")),
 }
-"""Inputs other than text, each with the method that computes its features and the settings that name its placeholder
-token."""
+"""Inputs that are not text, each with the method that computes the input's features and the settings that name the
+input's placeholder token."""
 COMPANIONS = (
     *("image_sizes", "image_grid_thw", "video_grid_thw", "pixel_attention_mask", "spatial_shapes", "bbox"),
     *("input_features_mask", "feature_attention_mask", "padding_mask", "future_values", "future_time_features"),
@@ -161,8 +161,8 @@ class _Made:
         return not any(hasattr(self.config, name) for name in ("vision_config", "audio_config"))
 
     def _with_text(self, names: Sequence[str]) -> Iterator[Kwargs]:
-        """Yield media inputs with a text that contains placeholder tokens for their features, and with a text without
-        them.
+        """Yield media inputs with a text that contains placeholder tokens for the media features, and media inputs with
+        a text without placeholder tokens.
         """
         companions = [name for name in COMPANIONS if name in self.known]
         for more in [[], companions] if companions else [[]]:
@@ -299,7 +299,7 @@ class _Made:
         return [partial(self._noise, 2, *shape) for shape in shapes]
 
     def _patches(self) -> list[Maker]:
-        """Return functions that make flat patches of two images, with the numbers of patches in the grid."""
+        """Return functions that make flat patches of two images. The number of patches agrees with the grid."""
         return [partial(self._noise, 2 * 4 * 4, width) for width in self._patch_widths()]
 
     def _patch_widths(self) -> list[int]:
@@ -350,7 +350,7 @@ class _Made:
         return torch.cat([*marks, self._tokens()], 1)
 
     def _setting(self, names: str | Sequence[str], default: Any) -> Any:
-        """Return the first of the given settings that the configuration, or one of its sections, has."""
+        """Return the value of the first given setting that occurs in the configuration or in one of its sections."""
         parts = [self.config, *(getattr(self.config, name, None) for name in self.config.sub_configs)]
         wanted = (names,) if isinstance(names, str) else names
         found = (getattr(part, name, None) for part in parts for name in wanted)
@@ -358,7 +358,7 @@ class _Made:
 
 
 def _is_mark(name: str, value: Any) -> bool:
-    """Return whether a setting is a placeholder token of images, videos or sounds, or their begin or end token."""
+    """Return whether a setting is a placeholder token, a begin token or an end token of images, videos or sounds."""
     return (
         isinstance(value, int) and name.endswith(("token_id", "token_index")) and name[:3] not in ("bos", "eos", "pad")
     )

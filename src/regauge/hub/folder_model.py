@@ -13,7 +13,8 @@ from regauge.hub.example_inputs import Kwargs, example_inputs, parts_of
 from regauge.hub.user_code import Values, users_code
 
 MATERIALIZED = 150_000_000
-"""A limit on the number of parameters. Larger models of folders are built on the meta device without weights."""
+"""The largest number of parameters of a model that is initialized. Larger models of folders are built on the meta
+device, without weights."""
 EXPERTS = "batched_mm"
 """The implementation of experts in transformers whose operators and shapes do not depend on values."""
 

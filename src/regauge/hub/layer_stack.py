@@ -15,7 +15,7 @@ class LayerStack:
 
     @classmethod
     def of(cls, names: Iterable[str], label: str, stack: str | None = None) -> "LayerStack":
-        """Find the layers of the only stack, or of the stack whose name contains `stack`.
+        """Find the layers of a network's only stack, or of the stack whose name contains `stack`.
 
         Args:
             names: The tensor names of the network.
@@ -48,7 +48,9 @@ class LayerStack:
         return cls(chosen[0], max(stacks[chosen[0]]) + 1)
 
     def split(self, name: str) -> tuple[int, str] | None:
-        """Return the layer index of a tensor and the rest of its name; None for tensors outside of layers."""
+        """Return the layer index of a tensor and the remainder of the tensor's name. Return None for tensors outside of
+        layers.
+        """
         if not name.startswith(self.prefix):
             return None
         number, dot, rest = name.removeprefix(self.prefix).partition(".")
@@ -56,6 +58,8 @@ class LayerStack:
 
 
 def _shortest(stack: str, stacks: Sequence[str]) -> str:
-    """Return the first component of a stack's name that no other stack's name contains, or else the whole name."""
+    """Return the first component of a stack's name that no other stack's name contains. If there is none, return the
+    whole name.
+    """
     others = {part for one in stacks if one != stack for part in one.split(".")}
     return next((part for part in stack.split(".") if part and part not in others), stack.removesuffix("."))

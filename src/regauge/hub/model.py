@@ -24,7 +24,8 @@ class Model:
     Attributes:
         name: The name of the model.
         tracing: The settings of tracing.
-        values: When the model is initialized instead of built on the meta device; see `open_model`.
+        values: The condition under which the model is initialized, instead of built on the meta device; see
+            `open_model`.
         retrace: Whether the model is traced again although its symmetry is known.
         verify: Whether the symmetry is verified numerically. Default: only if verification takes little time.
     """
@@ -104,7 +105,7 @@ class Model:
 
     @cached_property
     def blank(self) -> nn.Module:
-        """The module. A module that is not built yet is built on the meta device."""
+        """The module of the model. A module that is not built yet is built on the meta device."""
         is_built = "built" in self.__dict__ or self._given is not None
         return self.module if is_built else build_model(self.name, "never").module
 
@@ -130,7 +131,7 @@ class Model:
         """The result of tracing the model in this process.
 
         The trace uses the first example inputs that reach all submodels, or that are embeddings. Embeddings replace the
-        outputs of skipped submodels, so the symmetry does not change the axes of these outputs.
+        outputs of skipped submodels, so the symmetry does not change the axes of the replaced outputs.
         """
         self._require_inputs()
         built = self.built
@@ -225,8 +226,8 @@ def open_model(
     Args:
         name: A folder with config.json in Hugging Face style, or `org/model` for a model in the Hugging Face hub's
             cache on this machine. The name may also be `package.module:factory` or `file.py:factory`: a function that
-            returns a module, (module, example_inputs) or (module, example_inputs, example_kwargs). A weight file is a
-            name too if its header describes its network, as in files of `rg.inr.Inr.save`.
+            returns a module, (module, example_inputs) or (module, example_inputs, example_kwargs). The name may also be
+            the path of a weight file whose header describes its network, such as a file of `rg.inr.Inr.save`.
         input_shape: Shapes of positional inputs that replace the model's example inputs, for example `["2x3x32x32"]`.
         input_dtype: Dtypes of positional inputs, for example `["int64"]`; float32 by default.
         outputs: Names of the outputs that the symmetry must preserve; all tensors by default.

@@ -56,8 +56,8 @@ def open_networks(
             `model` is not given, the first checkpoint must be a folder with config.json, or have a header that
             describes the network.
         symmetry: The symmetry to use instead of the symmetry of the model.
-        streamed: Whether tensors stay on the disk and are read one by one, or a function that decides this, given the
-            symmetry.
+        streamed: Whether tensors stay on the disk and are read one by one. A function decides whether tensors stay on
+            the disk, given the symmetry.
 
     Raises:
         FileNotFoundError: A checkpoint does not exist.
@@ -132,7 +132,7 @@ def _unwrap(checkpoint: Checkpoint, state: Params) -> Checkpoint:
 
 
 def _share(named: Sequence[Named], *, streamed: bool = False) -> Iterator[Checkpoint]:
-    """Return checkpoints with their model's tensors in the model's order; the checkpoints do not change if tensors stay
+    """Return checkpoints with their model's tensors in the model's order. The checkpoints do not change if tensors stay
     on the disk.
     """
     for view, (_, expected) in zip(share([one for one, _ in named]), named, strict=True):

@@ -1,4 +1,4 @@
-"""Token ids of texts, and residual streams that language models in folders compute from them."""
+"""Token ids of texts, and residual streams that language models in folders compute from texts."""
 
 from collections.abc import Callable
 from pathlib import Path

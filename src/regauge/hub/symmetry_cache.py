@@ -28,13 +28,14 @@ from regauge.hub.build_model import folder_of
 from regauge.storage.cache import keep, recall
 
 KIND, NAMES = "symmetries", "names"
-"""Kinds of cache entries: symmetries, and conversions of tensor names for files whose names differ from the model's."""
+"""Kinds of cache entries: symmetries, and conversions of tensor names for files whose tensor names differ from the
+names in the model."""
 Named: TypeAlias = tuple[Checkpoint, Mapping[str, Tensor]]
 """A checkpoint under the names of its model, and the tensors that the checkpoint must have."""
 INERT = ("_name_or_path", "transformers_version")
 """Settings of a configuration that only describe its origin."""
 INCOMPLETE = ("auto_map", "quantization_config", "configuration_files")
-"""Settings with which a model depends on more than its configuration."""
+"""Settings whose presence means that a model depends on more than its configuration."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class Traced:
 
     Attributes:
         symmetry: The symmetry of the model.
-        state: The `state_dict()` of the model, on the meta device if the model was built there or is known from an
-            earlier run.
+        state: The `state_dict()` of the model. The tensors are on the meta device if the model was built on it, or is
+            known from an earlier run.
         was_meta: Whether the model was built on the meta device.
         kwargs: Keyword inputs of the trace. None without keyword inputs, or if the result is from an earlier run.
         notes: Messages about submodels that tracing left out, or about the earlier run that found the symmetry.

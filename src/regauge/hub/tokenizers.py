@@ -1,6 +1,6 @@
 """Comparison of tokenizers. Before a merge, all folders must assign tokens to the same embedding rows.
 
-Tokenizer files assign tokens to embedding rows. If folders assign the same token to different rows, their embeddings
+Tokenizer files assign tokens to embedding rows. If folders assign one token to different rows, the folders' embeddings
 cannot be combined entry by entry. If files other than tokenizer files differ, messages list the files, and the folder
 from which each file is copied.
 """
@@ -38,7 +38,7 @@ class Difference:
     Attributes:
         first: The tokens that only the first folder has.
         second: The tokens that only the second folder has.
-        moved: Tokens to which the folders assign different rows, with both rows.
+        moved: Tokens to which the folders assign different rows, each with its two rows.
     """
 
     first: tuple[str, ...]
@@ -91,7 +91,7 @@ def load_tokenizer(folder: Path, need: str = OTHER_FILES) -> Any:
 
     Args:
         folder: The folder.
-        need: The reason why the tokenizer is needed, and advice, for the text of the error.
+        need: The reason why the tokenizer is needed and advice, for the message of the error.
 
     Raises:
         ValueError: The tokenizer cannot be read, or refers to files outside of the folder.
@@ -150,7 +150,8 @@ def compare_tokens(checkpoints: Sequence[Checkpoint]) -> dict[str, Difference]:
 
 
 def note_files(checkpoints: Sequence[Checkpoint], source: int, *, united: Collection[str] = ()) -> list[str]:
-    """Return messages about differences from the first folder in files and settings next to the weights.
+    """Return messages about files and settings next to the weights that differ from the files and settings of the first
+    folder.
 
     Args:
         checkpoints: Checkpoints, in folders or single files.

@@ -27,8 +27,8 @@ class TokenSource:
 
     Attributes:
         model: The folder of a model; None for a zero embedding.
-        token: The name of the token in that model, if the name differs from the name in the result.
-        number: The id of the token in that model, as an alternative to the name.
+        token: The name of the token in the model `model`, if this name differs from the name in the result.
+        number: The id of the token in the model `model`, as an alternative to the name.
         is_forced: Whether the embedding also replaces the embeddings of models that have the token.
     """
 
@@ -43,11 +43,11 @@ class Vocabulary:
     """The tokens of the result.
 
     Attributes:
-        source: The set of tokens: the union of all tokens, the tokens of the base (or the first model), or the tokens
-            of a model's folder. The value "shared" selects the tokens that all networks have, which makes the networks
-            comparable.
+        source: The set of tokens: the union of all tokens, the tokens of the base (or of the first model), or the
+            tokens of a model's folder. The value "shared" selects the tokens that all networks have, which makes the
+            networks comparable.
         tokens: Tokens with specified embeddings. A token that is not in the set is added.
-        multiple: A number such that the number of embeddings is rounded up to a multiple of it.
+        multiple: The number of embeddings is rounded up to a multiple of this number.
     """
 
     source: Literal["union", "base", "shared"] | Path
@@ -64,7 +64,8 @@ class TokenPlan:
         own: For each network and each row of the result, the row index in the network's tensors; -1 for missing rows.
         taken: The rows that a network copies from other networks, `[network, row]`.
         shares: The weight of each network in a copied row, `[network, row]`.
-        given: For each row that is copied from a single network, the network and the row in that network.
+        given: For each row that is copied from a single network, the index of the network and the row in the network's
+            tensors.
         blank: Rows without a token, which are set to the mean of the rows with a token.
     """
 
@@ -106,7 +107,7 @@ class TokenPlan:
             base: The index of the base; None without a base.
             tokens: Tokens with specified rows. Each token has the index of the network that provides the row (None for
                 zeros), and the source.
-            multiple: A number such that the number of rows is rounded up to a multiple of it.
+            multiple: The number of rows is rounded up to a multiple of this number.
             kept: The number of rows of all networks, if all networks have the same tokens. Rows without a token then
                 keep their order.
 
@@ -196,8 +197,8 @@ def as_tokenized(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _runs(rows: Tensor, most: int) -> Iterator[tuple[int, int, Tensor]]:
-    """Yield ranges of rows in a file, in file order, each with the rows to which it is copied; missing rows (-1) are
-    skipped.
+    """Yield ranges of rows in a file, in file order, each with the rows to which the range is copied. Missing rows (-1)
+    are skipped.
     """
     places = (rows >= 0).nonzero().flatten()
     there, order = rows[places].sort(stable=True)
@@ -209,6 +210,6 @@ def _runs(rows: Tensor, most: int) -> Iterator[tuple[int, int, Tensor]]:
 
 
 def _select(values: Tensor, axis: int, rows: Tensor) -> Tensor:
-    """Return the selected rows along an axis; a row is zero if its index is -1."""
+    """Return the selected rows along an axis. A row is zero if its index is -1."""
     result = values.index_select(axis, rows.clamp(min=0))
     return result.index_fill_(axis, (rows < 0).nonzero().flatten(), 0)

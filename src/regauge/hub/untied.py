@@ -22,7 +22,7 @@ CONFIG, TIED = "config.json", "tie_word_embeddings"
 
 @contextmanager
 def untie(name: str | None, *checkpoints: Checkpoint) -> Iterator[tuple[Any, ...]]:
-    """Untie the tied parameters in a folder's model, until the context ends.
+    """Return a context in which the tied parameters of a folder's model are untied.
 
     Args:
         name: The folder. Default: the folder of the first checkpoint.

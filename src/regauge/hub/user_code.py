@@ -19,7 +19,7 @@ Values = Literal["never", "if small", "always"]
 
 @contextmanager
 def users_code(failure: str) -> Iterator[None]:
-    """Convert every exception raised in this context to a ValueError with a one-sentence message.
+    """Return a context that converts every exception to a ValueError with a message of one sentence.
 
     Args:
         failure: The beginning of the sentence, such as "the model fails on the data".

@@ -66,8 +66,8 @@ def bring_together(
     remedy: str = "",
     is_shared: bool = False,
 ) -> United:
-    """Convert networks to the requested vocabulary. If only the order of tokens differs, the order of the first network
-    is used.
+    """Convert networks to the requested vocabulary. If only the order of tokens differs, the result has the order of
+    the first network.
 
     Differences in other files and settings are logged.
 
@@ -76,8 +76,8 @@ def bring_together(
         source: The index of the checkpoint whose files are copied to the output.
         tokenizer: "union" (all tokens), "base" (the tokens of the first network), or the path of one of the folders.
         remedy: Advice for the error about different tokens.
-        is_shared: Whether tokens that some networks lack are dropped. By default, tokens that some networks lack cause
-            an error.
+        is_shared: Whether to drop tokens that some networks lack. By default, tokens that some networks lack cause an
+            error.
 
     Raises:
         ValueError: Tokens differ and no vocabulary was chosen. A network has no tokenizer, or its embeddings have
@@ -148,7 +148,7 @@ def read_choice(text: str, folders: Sequence[Path]) -> Any:
 def unite(
     networks: Sequence[Checkpoint], wanted: Vocabulary, config: Configuration, *, base: int | None, source: int = 0
 ) -> United | None:
-    """Convert networks to the requested vocabulary; return None if the networks already have this vocabulary.
+    """Convert networks to the requested vocabulary. Return None if the networks already have this vocabulary.
 
     Args:
         networks: The networks. Paths in `wanted` are the labels of networks.
@@ -240,7 +240,9 @@ def choose_template(wanted: str, folders: Sequence[Path]) -> str | None:
 
 
 def template_files(template: str, files: Mapping[str, bytes | None], folder: Path) -> dict[str, bytes | None]:
-    """Return the files that store a chat template in an output, whose other files are copied except for `files`."""
+    """Return the files that store a chat template in an output. All other files of the output are copied, except for
+    `files`.
+    """
     result: dict[str, bytes | None] = {TEMPLATE: template.encode(), "chat_template.json": None}
     name = "tokenizer_config.json"
     content = files.get(name) if name in files else read_inside(folder / name) if (folder / name).is_file() else None

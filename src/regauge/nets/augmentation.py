@@ -1,4 +1,4 @@
-"""Random changes of images that preserve their class."""
+"""Random changes of images that preserve the class of each image."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Augmentation:
-    """A random change of images: shift each image by whole pixels in both directions, and mirror half of the images.
+    """A random change of images: shift each image by whole pixels along both axes, and mirror half of the images.
 
     Pixels that are shifted out of an image are lost, and pixels that are shifted in are zero. A shift is equivalent to
     a random crop of a padded image.

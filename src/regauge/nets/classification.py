@@ -94,8 +94,8 @@ def train(
             0.
         augmentation: Random changes of the images in every batch; by default, images stay unchanged.
         state: A `.safetensors` file in which the state of long training is saved. If the file exists, training
-            continues from its state. The trained parameters are bitwise identical to the parameters after uninterrupted
-            training.
+            continues from the saved state. The trained parameters are bitwise identical to the parameters after
+            uninterrupted training.
         progress: A function that displays the steps, with the loss of each batch in nats.
         on_step: A function that is called after each step with a `regauge.training.State`: the number of the step, the
             loss and the learning rate.

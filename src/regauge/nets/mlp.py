@@ -48,7 +48,7 @@ class ResidualMLP(nn.Module):
     """A residual MLP without normalization: a linear layer into the stream, residual blocks, and a linear layer.
 
     One permutation acts on the whole residual stream, and therefore on the first layer, the last layer and every block.
-    Another permutation acts on the hidden units of each block. Images are flattened before the first layer.
+    A separate permutation acts on the hidden units of each block. Images are flattened before the first layer.
     """
 
     def __init__(self, in_features: int, stream: int, hidden: int, blocks: int, classes: int) -> None:

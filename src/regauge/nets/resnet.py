@@ -14,7 +14,9 @@ Shortcut = Literal["A", "B"]
 
 
 class PadShortcut(nn.Module):
-    """The parameter-free shortcut of option A: every second position, with zero channels padded on both sides."""
+    """The parameter-free shortcut of option A, which takes every second position and pads the channels with zeros on
+    both sides.
+    """
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
@@ -61,7 +63,7 @@ class ResNet(nn.Module):
     """A network of a stem, stages of residual blocks, the mean over positions, and a linear classifier.
 
     The channels are the widths of the stem and of each stage. A block is built from its input channels, output channels
-    and stride. All stages except the first halve the height and the width.
+    and stride. All stages except the first halve the height and the width of the images.
     """
 
     def __init__(

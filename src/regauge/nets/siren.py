@@ -20,8 +20,8 @@ class Siren(nn.Module):
     initialization of biases.
 
     References:
-        Sitzmann et al. (2020), sections 3.1 and 3.2; their code keeps torch's default initialization of biases
-        (`torch`).
+        Sitzmann et al. (2020), sections 3.1 and 3.2. The code of the paper keeps torch's default initialization of
+        biases (`torch`).
     """
 
     def __init__(

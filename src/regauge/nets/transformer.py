@@ -113,7 +113,7 @@ class PreNormBlock(nn.Module):
 class GPT(nn.Module):
     """A language model in the style of GPT-2 with an untied head: token ids `[batch, token]` to logits.
 
-    The model has LayerNorm before each attention and MLP layer and at the end, learned positions, and GELU.
+    The model has learned positions and GELU. A LayerNorm precedes each attention layer, each MLP layer, and the head.
 
     References:
         Radford et al. (2019), Language models are unsupervised multitask learners, section 2.3.

@@ -12,8 +12,8 @@ class VGG(nn.Module):
     """A network of convolutions with ReLU, followed by linear layers on all features of the last feature map.
 
     The argument `plan` lists the number of channels of each convolution, and "pool" for 2 x 2 max pooling. A
-    normalization follows each convolution. Images must be square with sides of `image` pixels. `hidden` lists the
-    widths of the classifier's hidden layers.
+    normalization follows each convolution. Images must be square with sides of `image` pixels. The argument `hidden`
+    lists the widths of the classifier's hidden layers.
     """
 
     def __init__(

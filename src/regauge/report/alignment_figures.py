@@ -10,7 +10,8 @@ from regauge.report.figures import COLORS, abridge, draw_figure
 WORDS = {"moved": "units in another place", "flipped": "signs flipped", "turned": "rotated; 100: as far as at random"}
 """The legend text for each share, by column name."""
 FEW = 40
-"""The largest number of groups for which letters have the usual size. With more groups, letters are smaller."""
+"""The largest number of groups for which the text of a figure has the usual size. With more groups, the text is
+smaller."""
 LABELED = 240
 """The largest number of groups that are labeled with their names."""
 

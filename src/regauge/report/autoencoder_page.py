@@ -30,7 +30,9 @@ def autoencoder_page(results: dict[str, Any]) -> str:
 
 
 def pictures_figure(originals: NDArray[np.float64], decoded: NDArray[np.float64]) -> Figure:
-    """Return images of networks above images of their reconstructions, from `[networks, height, width, channels]`."""
+    """Return a figure of the images of networks, above the images of their reconstructions. Both arrays are `[networks,
+    height, width, channels]`.
+    """
     count, height, width = originals.shape[:3]
     with draw_figure(0.85 * count, 1.8 * height / width) as figure:
         for row, (images, label) in enumerate(((originals, "original"), (decoded, "decoded"))):
@@ -46,7 +48,9 @@ def pictures_figure(originals: NDArray[np.float64], decoded: NDArray[np.float64]
 
 
 def outputs_figure(originals: Sequence[float], decoded: Sequence[float]) -> Figure:
-    """Return outputs of decoded networks plotted against outputs of the originals, with the line of equality."""
+    """Return a plot of the outputs of decoded networks against the outputs of the original networks, with the line of
+    equality.
+    """
     ends = (min(originals), max(originals))
     with draw_figure(4.6, 4.4) as figure:
         axes = figure.add_subplot()
@@ -57,7 +61,9 @@ def outputs_figure(originals: Sequence[float], decoded: Sequence[float]) -> Figu
 
 
 def latents_figure(points: Sequence[Sequence[float]], labels: Sequence[Any], share: float, column: str) -> Figure:
-    """Return latent vectors in the plane of their largest variance. A column determines their colors."""
+    """Return a plot of latent vectors in the plane of their largest variance. A column determines the colors of the
+    points.
+    """
     title = f"{len(points)} test networks"
     places = np.array(points)
     if labels and all(type(one) is float for one in labels):

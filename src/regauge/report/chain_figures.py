@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from regauge.report.figures import COLORS, draw_figure
 
 LEAST = 1e-4
-"""The smallest excess of R-hat over one that is plotted. Smaller excesses are plotted at this value."""
+"""The smallest excess of R-hat over one that is plotted. Smaller excesses are plotted at `LEAST`."""
 
 
 def chains_figure(

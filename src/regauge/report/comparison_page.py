@@ -64,7 +64,7 @@ def tensor_map_page(facts: Mapping[str, Any]) -> str:
 
 
 def shares_figure(layers: Sequence[Mapping[str, Any]]) -> Figure:
-    """Plot, from top to bottom, the share of each layer that is explained as stored and after alignment."""
+    """Plot the explained share of each layer, as stored and after alignment. Layers are listed from top to bottom."""
     count = len(layers)
     is_labeled = count <= LABELED
     with draw_figure(5.6, 0.9 + (0.24 if is_labeled else 0.06) * count) as figure:
@@ -128,6 +128,6 @@ def tree_figure(branches: Sequence[Mapping[str, Any]]) -> Figure:
 def _begin_sentence(text: str) -> str:
     """Return a text with a capital first letter.
 
-    If the first word contains other characters than letters, the text is not changed.
+    If the first word contains characters that are not letters, the text is not changed.
     """
     return text[:1].upper() + text[1:] if text.partition(" ")[0].isalpha() else text

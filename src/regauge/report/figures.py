@@ -60,20 +60,22 @@ WIDTH = 10.7
 TITLE = 42
 """The largest number of characters in one line of a panel's title."""
 LEGEND = 24
-"""The largest number of letters of a curve's name in a legend between the curves."""
+"""The largest number of letters in a curve's name, if the legend is inside the axes."""
 NAME, NAMES = 28, 2.5
-"""The largest number of letters in one line of a name at the end of a curve, and the width of these names in inches."""
+"""The largest number of letters in one line of a name at the end of a curve, and the width of such names in inches."""
 NAME_SIZE = 9
 """The font size of names at the ends of curves, in points."""
 UNITS = 6
 """The number of units in one figure of weights."""
 LEVELS = 12
-"""The number of contours of a surface."""
+"""The number of contour lines of a surface."""
 
 
 @contextmanager
 def draw_figure(width: float, height: float, layout: Any = "constrained") -> Iterator[Figure]:
-    """Yield a figure with a size in inches. Within the context, the common style of all figures applies."""
+    """Return a context with a new figure of a given size in inches. Within the context, the common style of all figures
+    applies.
+    """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout=layout)
         yield figure
@@ -83,7 +85,9 @@ def draw_figure(width: float, height: float, layout: Any = "constrained") -> Ite
 
 
 def _show_texts_as_they_are(figure: Figure) -> None:
-    """Escape names from files, where dollar signs would start formulas. Numeric tick labels do not change."""
+    """Escape dollar signs in texts such as names from files, because dollar signs would start formulas. Numeric tick
+    labels do not change.
+    """
     axes = [axis for one in figure.axes for axis in (one.xaxis, one.yaxis)]
     ticks = {id(label) for axis in axes for label in (*axis.get_ticklabels(), *axis.get_ticklabels(minor=True))}
     for text in figure.findobj(Text):
@@ -157,7 +161,7 @@ def _names_of(chart: Chart) -> list[str]:
 
 
 def _is_named_at_ends(names: Sequence[str]) -> bool:
-    """Return whether to write names at the ends of curves, because many or long names would cover the curves."""
+    """Return whether to write names at the ends of curves. A legend with many or long names would cover the curves."""
     return len(names) > 3 or max(map(len, names), default=0) > LEGEND
 
 
@@ -197,10 +201,10 @@ def permutation_figure(name: str, perm: NDArray[np.int64]) -> Figure:
 
 
 def weights_figures(rows: Mapping[str, NDArray[np.float32]]) -> list[Figure]:
-    """Return the weights of units as images `[units, height, width]`, with one row for each label; positive weights are
-    blue.
+    """Return figures of the weights of units, which are given as images `[units, height, width]`, with one row for each
+    label. Positive weights are blue.
 
-    All images share one color scale. Therefore units whose weights are all small look white.
+    All images share one color scale. Therefore units with only small weights look white.
     """
     limit = float(np.quantile(np.abs(np.concatenate([images.ravel() for images in rows.values()])), 0.995)) or 1.0
     count = len(next(iter(rows.values())))

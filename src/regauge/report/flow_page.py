@@ -23,7 +23,7 @@ GOOD = {
     "average_loss": "average's loss",
     "average_accuracy": "average's accuracy",
 }
-"""The columns of the first table."""
+"""The columns of the page's first table."""
 NEW = {
     "distance": "nearest",
     "copied": "copied",
@@ -35,7 +35,7 @@ NEW = {
     "overlap": "overlap",
     "two_sample": "two-sample",
 }
-"""The columns of the second table."""
+"""The columns of the page's second table."""
 
 
 @of_results
@@ -94,8 +94,8 @@ def places_figure(places: Mapping[str, Sequence[Sequence[float]]], share: float)
 
 
 def reliability_figures(reliability: Mapping[str, Sequence[Sequence[float]]]) -> list[Figure]:
-    """Return plots of accuracy against confidence, for single networks and for their average; the size of a point shows
-    its share.
+    """Return plots of accuracy against confidence, for single networks and for their average. The size of a point shows
+    the share of the predictions in its bin.
     """
     return [_reliability_figure(reliability, kind) for kind in ("single", "average")]
 

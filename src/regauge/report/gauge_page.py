@@ -1,4 +1,5 @@
-"""The report on a gauge: figures, and a self-contained HTML page made from the numbers in the JSON file next to it."""
+"""The report on a gauge: figures, and a self-contained HTML page. The page is made from the numbers in the JSON file
+next to it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -38,7 +39,9 @@ def gauge_page(results: dict[str, Any]) -> str:
 
 
 def ranges_figures(layers: Sequence[Mapping[str, Any]]) -> list[Figure]:
-    """Return one plot for each layer: the largest weight of each input channel before and after the gauge changed."""
+    """Return one plot for each layer, which shows the largest weight of each input channel before and after the change
+    of gauge.
+    """
     return [_ranges_figure(layer) for layer in sorted(layers, key=_evened, reverse=True)[:PANELS]]
 
 
@@ -71,7 +74,9 @@ def _errors_figure(layers: Sequence[Mapping[str, Any]], k: int) -> Figure:
 
 
 def _evened(layer: Mapping[str, Any]) -> float:
-    """Return how much the ratio of the largest range to the mean range decreases, as a base-2 logarithm."""
+    """Return the absolute base-2 logarithm of the factor by which the ratio of the largest range to the mean range
+    changes.
+    """
     before, after = (np.array(layer["ranges"][label]) for label in ("before", "after"))
     ratios = [float(one.max() / max(one.mean(), 1e-300)) if len(one) else 1.0 for one in (before, after)]
     return abs(float(np.log2(max(ratios[0], 1e-9) / max(ratios[1], 1e-9))))

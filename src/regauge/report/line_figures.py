@@ -19,13 +19,13 @@ WORDS = {"loss": "cross entropy (nats)", "accuracy": "accuracy"}
 FLOOR = 0.5
 """An axis begins at zero if the smallest value is below this fraction of the largest value."""
 LONG = 12
-"""The largest number of letters of a network's name that is centered below its endpoint of the path."""
+"""The largest number of letters in a network's name that is centered below an endpoint of the path."""
 LINE = 22
 """The largest number of letters in one line of a network's name."""
 LABEL = (0.27, 0.08)
 """The width and height of the barrier's label, as shares of the width and height of the axes."""
 CHORD = "line between the end losses"
-"""A note on the dotted line from which a barrier is measured. At t, the value of this line is (1 - t) loss(A) + t
+"""A note on the dotted line from which a barrier is measured. At t, the dotted line has the value (1 - t) loss(A) + t
 loss(B)."""
 
 
@@ -41,7 +41,9 @@ def line_figure(curves: Curves, metric: str = "loss") -> Figure:
 
 
 def path_figure(curves: Curves, title: str, ends: tuple[str, str]) -> Figure:
-    """Return a plot of the loss along paths with their barriers, and below it the accuracy if it is known."""
+    """Return a plot of the loss along paths with their barriers. If the accuracy is known, a plot of the accuracy
+    follows below.
+    """
     metrics = ["loss", *(["accuracy"] if all("accuracy" in rows[0] for rows in curves.values()) else [])]
     barriers = ", ".join(f"{_barrier(rows)[1]:.3g} {label}".rstrip() for label, rows in curves.items())
     with draw_figure(5.2, 1.2 + 2.4 * len(metrics), ConstrainedLayoutEngine(h_pad=0.09)) as figure:
@@ -93,8 +95,8 @@ def draw_curves(
 def _fit_axis(axes: Axes, values: Sequence[float]) -> bool:
     """Fit the axis to the values.
 
-    The axis starts at zero if the smallest value is between zero and `FLOOR` times the largest value. Return whether it
-    starts at zero.
+    The axis starts at zero if the smallest value is between zero and `FLOOR` times the largest value. Return whether
+    the axis starts at zero.
     """
     found = np.array([value for value in values if np.isfinite(value)] or [0.0])
     low, high = float(found.min()), float(found.max())
@@ -138,7 +140,7 @@ def _mark_barrier(axes: Axes, curves: Sequence[Sequence[Row]]) -> None:
 def _is_free(
     curves: Sequence[Sequence[Row]], first: Sequence[Row], sides: tuple[float, float], y: float, half: float
 ) -> bool:
-    """Return whether a label at this position is inside the picture and covers no curve and no line between
+    """Return whether a label at a given position is inside the picture and covers no curve and no line between
     endpoints.
     """
     if min(sides) < 0 or max(sides) > 1:

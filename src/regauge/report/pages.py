@@ -15,7 +15,7 @@ from regauge.core.escaping import escape_lines
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raise a ValueError that names the file if the numbers in it do not fit the page."""
+    """Raise a ValueError that names the file, if the numbers in the file do not fit the page."""
     try:
         yield
     except (
@@ -48,7 +48,7 @@ def of_results(make: Callable[[dict[str, Any]], str]) -> Callable[[str | Path], 
 
 
 def page_template(name: str, **filters: Callable[..., str]) -> jinja2.Template:
-    """Return a page template from the folder `templates`, with the filters that it uses."""
+    """Return a page template from the folder `templates`, with the filters that the template uses."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("regauge.report", "templates"),
         autoescape=True,

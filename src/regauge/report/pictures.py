@@ -88,4 +88,4 @@ class Images:
 
 Panel = Chart | Surface | Images
 Picture = tuple[Panel, ...]
-"""A picture: panels of one kind, placed side by side."""
+"""A picture: panels of one class, placed side by side."""

@@ -17,14 +17,15 @@ from regauge.report.figures import COLORS, INK, MISSING, TITLE, draw_figure
 NUMBERED = 12
 """The largest number of networks in a matrix for which all indices are shown."""
 GROUPS = 20
-"""A column with at most this number of distinct integers is shown as groups, one color each, instead of on a scale."""
+"""A column with at most this number of distinct integers is shown as groups, with one color for each group, instead of
+on a color scale."""
 BAR = 36
 """The largest number of letters in one line next to a color bar."""
 
 
 def matrices_figure(matrices: Mapping[str, NDArray[np.float64]], what: str) -> Figure:
-    """Return matrices over pairs of networks, side by side with common colors. The mean and standard deviation are
-    written below each matrix.
+    """Return a plot of matrices over pairs of networks, side by side with common colors. The mean and standard
+    deviation are written below each matrix.
 
     The mean is over pairs of different networks. NaN is drawn gray and excluded from the mean. At least one value must
     be finite. The diagonal is white, because it does not belong to a pair of different networks.
@@ -71,11 +72,12 @@ def map_figure(
     column: Sequence[Any] | None = None,
     what: str = "",
 ) -> Figure:
-    """Return networks as points in the plane, colored by group or, if `values` is given, shaded by value.
+    """Return a plot of networks as points in the plane. The points are colored by group or, if `values` is given,
+    shaded by value.
 
     A column may replace groups. Strings, booleans and few distinct integers are groups, and other columns are values.
-    Distances are drawn to scale. If there are two to twenty groups, a legend names them. NaN is drawn gray. A text
-    below the map gives the share of the squared distances that the plane shows.
+    Distances are drawn to scale. If there are two to twenty groups, a legend names the groups. NaN is drawn gray. A
+    text below the map gives the share of the squared distances that the plane shows.
     """
     if column is not None:
         groups, values = list(map(str, column)), shades_of(column)
@@ -98,7 +100,8 @@ def map_figure(
 
 
 def shades_of(column: Sequence[Any]) -> NDArray[np.float64] | None:
-    """Return the values of a column that is shown in shades, with NaN for missing values; None if it contains groups.
+    """Return the values of a column that is shown in shades, with NaN for missing values. Return None if the column
+    contains groups.
 
     Groups are strings, booleans, and few distinct integers.
     """

@@ -12,7 +12,7 @@ from regauge.report.figures import COLORS, INK, MUTED, data_uri, data_uris, draw
 from regauge.report.pages import of_results, page_template
 
 PERCENT = ("accuracy",)
-"""The scores that are shares."""
+"""The scores that are shares and shown in percent."""
 MOST_NAMES = 30
 """The largest number of class labels for which names and counts are written."""
 WORDS = {"validation_accuracy": "accuracy on validation networks", "validation_R2": "R2 on validation networks"}

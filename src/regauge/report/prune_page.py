@@ -1,4 +1,5 @@
-"""The report on pruning: figures, and a self-contained HTML page made from the numbers in the JSON file next to it."""
+"""The report on pruning: figures, and a self-contained HTML page. The page is made from the numbers in the JSON file
+next to it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

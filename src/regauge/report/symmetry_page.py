@@ -1,4 +1,5 @@
-"""The page of a symmetry: layers are bands, groups are colored threads across the bands, and frozen axes are gray."""
+"""The page of a symmetry. In the picture, layers are bands, groups are colored threads across the bands, and frozen
+axes are gray."""
 
 from typing import Any
 
@@ -10,15 +11,15 @@ from regauge.report.thread_figures import THREADS
 from regauge.report.thread_layout import ThreadLayout, lay_out
 
 LANE, BAND, LEFT = 16, 46, 30
-"""The distances in pixels between two lanes, between two layers, and to the left of the first lane."""
+"""Distances in pixels: between two lanes, between two layers, and to the left of the first lane."""
 
 
 def symmetry_page(symmetry: Symmetry, model: str) -> str:
     """Return the self-contained HTML page of a symmetry.
 
-    If the reader points at a thread or follows the link of a group, the page highlights the thread and all axes on
-    which the group acts. If the reader points at a frozen axis, the page shows the reason. A list below contains all
-    reasons.
+    If the reader points at a thread, or follows the link of a group, the page highlights the group's thread and all
+    axes on which the group acts. If the reader points at a frozen axis, the page shows the reason. A list below
+    contains all reasons.
 
     Args:
         symmetry: A symmetry, with or without known sizes.

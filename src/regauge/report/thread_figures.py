@@ -1,4 +1,4 @@
-"""A figure of a model's symmetry: layers are bands, and groups are threads across the bands."""
+"""A figure of a model's symmetry, in which layers are bands, and groups are threads across the bands."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -12,9 +12,9 @@ from regauge.report.thread_layout import lay_out
 THREADS = 7
 """The colors of threads. Gray is used for frozen axes."""
 FEW = 60
-"""The largest number of layers for which letters are large."""
+"""The largest number of layers for which the text of the figure is large."""
 WORDS = 64
-"""The largest number of letters of the text that lists the groups that begin at a layer."""
+"""The largest number of letters in the text that lists the groups whose threads begin at a layer."""
 
 
 def threads_figure(

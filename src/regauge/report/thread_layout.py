@@ -32,7 +32,7 @@ class Thread:
 
 @dataclass(frozen=True)
 class ShownAxis:
-    """An axis in the figure: its size, the indices of the threads on it, and the reason if it is frozen."""
+    """An axis in the figure: its size, the indices of the threads on the axis, and the reason if the axis is frozen."""
 
     number: int
     size: int
@@ -60,7 +60,7 @@ class Band:
 
 @dataclass(frozen=True)
 class ThreadLayout:
-    """The layers in their order, and the groups that act on them. Groups that act on no layer are excluded."""
+    """The layers in their order, and the groups that act on these layers. Groups that act on no layer are excluded."""
 
     bands: tuple[Band, ...]
     threads: tuple[Thread, ...]
@@ -77,7 +77,7 @@ def lay_out(
     frozen: Sequence[Frozen],
     readers: Collection[tuple[str, int]],
 ) -> ThreadLayout:
-    """Lay out threads from top to bottom. Below the last layer of a thread, its lane is used again."""
+    """Lay out threads from top to bottom. Below the last layer of a thread, a new thread may use its lane."""
     places = [place for group in groups for place in group.placements]
     known = [(place.parameter, place.axis) for place in places] + [(row.parameter, row.axis) for row in frozen]
     ranks = {name: len(shape) for name, shape in shapes.items()}

@@ -26,7 +26,7 @@ class Architecture:
     """A text description of a population's module, and the tensors of each network.
 
     `module()` calls the factory with the settings. A setting is a JSON value. `{"import": "torch:tanh"}` stands for the
-    object of that name. The list for a variadic parameter (`*widths`) is given under the parameter's name:
+    object of that name. A variadic parameter (`*widths`) has a list as its setting, under the parameter's name:
 
         >>> small = Architecture("MLP 4-3-2", "regauge.nets.mlp:mlp", {"widths": [4, 3, 2]})
         >>> small.layout[0].name, small.layout[0].shape
@@ -88,7 +88,7 @@ class Architecture:
         """Build the module, initialized by the factory.
 
         Raises:
-            ValueError: There is no factory, the factory cannot be imported or called, or it does not return a module.
+            ValueError: There is no factory, or the factory cannot be imported or called, or does not return a module.
         """
         if self.factory is None:
             raise ValueError(
@@ -143,7 +143,7 @@ class Architecture:
 
 
 def import_object(text: str) -> Any:
-    """Return the object `package.module:name`; names in old stores are mapped to their current names."""
+    """Return the object with the name `package.module:name`. Names in old stores are mapped to their current names."""
     place, colon, name = MOVED.get(text, text).rpartition(":")
     if not (place and colon and name):
         raise ValueError(f"{text!r} does not name an object; write package.module:name")
@@ -174,7 +174,7 @@ def _resolve(value: Any) -> Any:
 
 
 def _call(function: Callable[..., Any], settings: dict[str, Any]) -> Any:
-    """Call a function with arguments by name; the arguments of a variadic parameter are passed one by one."""
+    """Call a function with arguments by name. The arguments of a variadic parameter are passed one by one."""
     parameters = inspect.signature(function).parameters.values()
     variadic = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), None)
     rest = dict(settings)
@@ -185,7 +185,7 @@ def _call(function: Callable[..., Any], settings: dict[str, Any]) -> Any:
 
 
 def _spec(name: str, shape: list[int], text: str) -> TensorSpec:
-    """Return a tensor of the layout; raise an error for an invalid name, shape or dtype."""
+    """Return the specification of one tensor of the layout. Raise an error for an invalid name, shape or dtype."""
     dtype = getattr(torch, text, None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{text!r} is not a dtype of torch, such as 'float32'")

@@ -37,7 +37,9 @@ def cache_folder() -> Path:
 
 
 def recall(kind: str, origin: Any) -> str | None:
-    """Return the text stored for an origin, which is any JSON value; None if there is no undamaged entry."""
+    """Return the text that is stored for an origin, which is any JSON value. Return None if there is no undamaged
+    entry.
+    """
     with suppress(OSError, UnicodeDecodeError):
         checksum, _, text = _place(kind, origin).read_text(encoding="utf-8").partition("\n")
         if checksum == _sha256(text):

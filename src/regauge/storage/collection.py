@@ -53,9 +53,9 @@ class Collection:
     stacked.
 
     Args:
-        networks: A store or a population, or a list of these.
-        symmetry: One symmetry for all members, or a list with one for each member. Default: the symmetry recorded in
-            each store.
+        networks: A store or a population, or a list of stores and populations.
+        symmetry: One symmetry for all members, or a list with one symmetry for each member. Default: the symmetry
+            recorded in each store.
 
     Attributes:
         members: The stores and populations.
@@ -135,7 +135,8 @@ class Collection:
         raise ValueError("the symmetry of a population in memory is not known; give `symmetry`")
 
     def choose(self, indices: Iterable[int] | slice | Array | None, checkpoints: Kept) -> Indices:
-        """Return the indices of the chosen networks: `indices` if given, otherwise the chosen checkpoints of each run.
+        """Return the indices of the chosen networks: `indices` if given, otherwise the checkpoints of each run that
+        `checkpoints` selects.
 
         Args:
             indices: See `resolve`.
@@ -175,7 +176,8 @@ class Collection:
         return np.concatenate(pieces)
 
     def resolve(self, indices: Iterable[int] | slice | Array | None) -> Indices:
-        """Return the indices of networks, given indices, a slice or a mask; by default, of all networks.
+        """Return the indices of networks, given indices, a slice or a mask. By default, return the indices of all
+        networks.
 
         Raises:
             IndexError: An index is out of range.
@@ -184,8 +186,8 @@ class Collection:
         return resolve(slice(None) if indices is None else indices, len(self), self._what(what))
 
     def locate(self, numbers: Indices) -> tuple[Indices, Indices]:
-        """Return, for each network, the index of its store or population, and its index in that store or population.
-        The two results have shape `[networks]`.
+        """Return the index of each network's store or population, and the network's index within this store or
+        population. The two results have shape `[networks]`.
         """
         member = np.searchsorted(self.starts, numbers, side="right") - 1
         return member, numbers - self.starts[member]

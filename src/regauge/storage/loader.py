@@ -36,7 +36,7 @@ class Batch(NamedTuple):
 
     Attributes:
         indices: The indices of the networks, `[networks]`, in the store or population. If there are several stores or
-            populations, the indices run consecutively through all of them.
+            populations, the indices run consecutively through all stores and populations.
         params: The stacked parameters of the networks.
         layout: The index of the layout; see `Collection`.
         state: The position of the loader after this batch, which `load_state_dict` accepts.
@@ -72,17 +72,17 @@ class Loader(IterableDataset[Batch]):
     position. The network indices are returned as tensors.
 
     Args:
-        networks: A store, or parameters with a leading model axis, or a list of these. Networks that are later added to
-            a store are not read.
+        networks: A store, or parameters with a leading model axis, or a list of stores and populations. Networks that
+            are later added to a store are not read.
         batch: The batch size. For each layout, the last batch of an epoch may be smaller.
         indices: Indices of the networks to read, such as `store.split()["train"]`, or a mask; by default, all networks.
         augment: Parts of the symmetry from which random elements are sampled: some of "permutation", "sign", "scale",
-            "shift", "linear", "translation" and "rotation". The elements transform the networks, which keep their
+            "shift", "linear", "translation" and "rotation". The elements transform the networks without changing their
             functions. The elements within a batch are independent. If batches are large and networks are small, up to 8
             consecutive batches share their elements, because sampling elements costs as much as transforming several
             batches.
-        symmetry: The symmetry of the networks, or a list with one per store and population, for `augment`. Default: the
-            symmetries of the stores.
+        symmetry: The symmetry of the networks, or a list with one symmetry per store and population, for `augment`.
+            Default: the symmetries of the stores.
         statistics: Statistics for each layout, which standardize the networks after the transformation; see
             `Statistics.of`.
         is_last_dropped: Whether the last batch of an epoch is skipped if it is smaller than `batch`.
@@ -305,6 +305,6 @@ class Loader(IterableDataset[Batch]):
         return [(shared, self._chance(f"elements {run}")) for run, shared in runs.items()]
 
     def _chance(self, purpose: object) -> torch.Generator:
-        """Return the random generator of a purpose in the current epoch, separate from all other generators."""
+        """Return the random generator for one purpose in the current epoch. Each purpose has a separate generator."""
         digest = blake2b(f"{self.seed} {self.epoch} {purpose}".encode(), digest_size=7).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest, "big"))

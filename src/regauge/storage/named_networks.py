@@ -46,7 +46,7 @@ def read_networks(path: str | Path, checkpoints: Kept = "last") -> NamedNetworks
 
     Raises:
         FileNotFoundError: There is no file or folder at the path.
-        ValueError: The store has no networks, or all of them were discarded.
+        ValueError: The store has no networks, or all networks in the store were discarded.
     """
     path = Path(path)
     store = Store.find(path) if path.is_dir() else None

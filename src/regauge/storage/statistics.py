@@ -25,8 +25,8 @@ BLOCK_BYTES = 64 * 2**20
 class Statistics:
     """Mean and standard deviation of each tensor's entries, over all networks and positions.
 
-    All positions of a tensor share one mean and one deviation, because permutations exchange the positions. If signs
-    are flipped randomly, a nonzero mean is meaningless. For random signs, compute the statistics with
+    All positions of a tensor share one mean and one deviation, because permutations exchange the positions. If signs of
+    weights are flipped randomly, a nonzero mean is meaningless. For random signs, compute the statistics with
     `is_centered=False`.
 
     Attributes:
@@ -51,7 +51,7 @@ class Statistics:
         networks. Stored statistics stay valid because shards never change.
 
         Args:
-            networks: A store or a population, or a list of these with one layout.
+            networks: A store or a population, or a list of stores and populations with one layout.
             indices: Indices of the networks to read; by default, all networks.
             is_centered: Whether means are subtracted. Without subtraction, means are zero, and deviations are root mean
                 squares.
@@ -88,7 +88,7 @@ class Statistics:
         return found
 
     def standardize(self, params: Mapping[str, Tensor]) -> Params:
-        """Subtract the mean from entries, and divide them by the standard deviation."""
+        """Subtract each tensor's mean from its entries, and divide the differences by the standard deviation."""
         return {n: (t - self.mean[n]) / self.std[n] if n in self.std else t for n, t in params.items()}
 
     def restore(self, params: Mapping[str, Tensor]) -> Params:

@@ -1,9 +1,9 @@
 """Conversion of rows to columns. A row is one network's dictionary of JSON values, and columns are small tensors.
 
-A column has one of four kinds. Columns of the kinds `bool`, `int` and `float` are tensors of the narrowest dtype that
+A column has one of four kinds. Columns of the kinds `bool`, `int` and `float` are tensors with the narrowest dtype that
 represents every value exactly. A `json` column (strings, lists, mappings, or a mixture of kinds) is a tensor of codes,
-which index the list of distinct values. If all rows have the same value, only this value is stored. A missing value is
-null.
+which index the list of distinct values. If all rows have one common value, only this value is stored. A missing value
+is null.
 """
 
 import json
@@ -31,7 +31,7 @@ DTYPES = {
 
 
 def narrow(values: Array) -> Array:
-    """Convert numbers to the narrowest dtype that represents all of them exactly."""
+    """Convert numbers to the narrowest dtype that represents all numbers exactly."""
     if values.dtype.kind == "i":
         low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
         return values.astype(next(d for d in INTS if np.iinfo(d).min <= low and high <= np.iinfo(d).max))
@@ -73,7 +73,7 @@ def describe(column: Column) -> dict[str, Any]:
 
 
 def require_described(name: str, entry: Any, dtypes: Mapping[str, str]) -> None:
-    """Raise a ValueError, whose message is a clause, unless a header entry describes a column.
+    """Raise a ValueError unless a header entry describes a column. The message of the error is a clause.
 
     Args:
         name: The name of the column.
@@ -99,7 +99,7 @@ def require_described(name: str, entry: Any, dtypes: Mapping[str, str]) -> None:
 
 
 def require_codes(name: str, values: Array, distinct: Sequence[Any]) -> None:
-    """Raise a ValueError unless all codes are indices of distinct values; if there are no distinct values, all codes
+    """Raise a ValueError unless all codes are indices of distinct values. If there are no distinct values, all codes
     must be 0.
     """
     if ((values < 0) | (values >= max(1, len(distinct)))).any():
@@ -107,7 +107,8 @@ def require_codes(name: str, values: Array, distinct: Sequence[Any]) -> None:
 
 
 def concatenate(columns: Sequence[tuple[Column | None, int]]) -> Column:
-    """Concatenate the parts of a column from several shards, each with its number of rows. None means missing values.
+    """Concatenate the parts of a column from several shards, each with its number of rows. A part of None stands for
+    rows without values.
 
     Booleans, integers and floats are joined in the narrowest dtype that represents all values. Other mixtures become
     `json`.
@@ -134,7 +135,7 @@ def concatenate(columns: Sequence[tuple[Column | None, int]]) -> Column:
 
 
 def decode(column: Column, rows: Array | slice = slice(None)) -> Array:
-    """Return the values as an array of bool, int64, float64 or Python objects; rows without a value are masked."""
+    """Return the values as an array of bool, int64, float64 or Python objects. Rows without a value are masked."""
     values = column.values[rows]
     if column.kind == "json":
         objects = np.empty(len(column.distinct), object)

@@ -50,7 +50,9 @@ class Listing:
         return int(self.starts[-1])
 
     def locate(self, numbers: Indices) -> tuple[Indices, Indices]:
-        """Return the index of each network's shard and the network's row in the shard, each `[networks]`."""
+        """Return the index of each network's shard, and the network's row in the shard. The two results have shape
+        `[networks]`.
+        """
         shard = np.searchsorted(self.starts, numbers, side="right") - 1
         return shard, numbers - self.starts[shard]
 

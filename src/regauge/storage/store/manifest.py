@@ -74,7 +74,7 @@ class Manifest:
             self._require_same(folder)
 
     def tell(self, folder: Path, about: Mapping[str, Any]) -> None:
-        """Replace the entry `about` of the store in a folder."""
+        """Replace the entry `about` in the manifest of the store in a folder."""
         save_text(replace(self, about=about)._to_json(), folder / MANIFEST)
 
     def _to_json(self) -> str:
@@ -101,7 +101,7 @@ class Manifest:
     @property
     def _identity(self) -> dict[str, Any]:
         """The fields that are equal in all stores with the same settings. Notes on checks of the symmetry are left out,
-        because they can differ.
+        because notes can differ.
         """
         groups = None if self.symmetry is None else self.symmetry.groups
         return {"architecture": self.architecture, "storage": self.storage, "symmetry": groups}

@@ -121,7 +121,7 @@ def memory_of(tensor: Tensor, size: int) -> Array:
 
 
 def _are_finite(flat: Tensor) -> Tensor:
-    """Return, for each row, whether all of its entries are finite, `[rows]`."""
+    """Return whether all entries of each row are finite, `[rows]`."""
     if not flat.is_floating_point():
         return torch.ones(len(flat), dtype=torch.bool)
     # If a sum is finite, all its terms are, and the sum takes one pass. A sum that is not finite may be an overflow.

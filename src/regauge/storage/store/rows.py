@@ -38,7 +38,7 @@ class Rows:
         return decode(self.column(name))
 
     def column(self, name: str) -> Column:
-        """Return one column as it is stored; raise a KeyError if there is no column of a given name."""
+        """Return one column as it is stored. Raise a KeyError if there is no column with the given name."""
         if name not in self._columns:
             if name not in self.names:
                 raise KeyError(f"the networks have no column {name!r}; there are {list(self.names)}")
@@ -75,7 +75,9 @@ class Rows:
         return np.setdiff1d(rows[order[last]], given_up)
 
     def dicts(self, indices: Iterable[int] | None = None) -> list[dict[str, Any]]:
-        """Return some rows as dictionaries of plain values. Columns for which a row has no value are left out."""
+        """Return some rows as dictionaries of plain values. If a row has no value in a column, its dictionary lacks the
+        column.
+        """
         chosen = np.arange(len(self)) if indices is None else np.asarray(list(indices), np.int64)
         columns = {name: decode(self.column(name), chosen).tolist() for name in self.names}
         return [

@@ -77,7 +77,7 @@ class Shard:
             raise ValueError(damage_message(path, reason)) from error
 
     def require_segments(self, segments: Iterable[Segment]) -> "Shard":
-        """Return this shard; raise a ValueError if its networks are stored in other dtypes or sizes than expected."""
+        """Return the shard. Raise a ValueError if its networks are stored in other dtypes or sizes than expected."""
         for segment in segments:
             place, shape = self.places.get(segment.name), (self.count, segment.size)
             if place is None or (place.dtype, place.shape) != (segment.dtype, shape):
@@ -220,7 +220,7 @@ def _check(path: Path) -> int:
 
 
 def damage_message(path: Path, reason: str) -> str:
-    """Return an error sentence about a file that cannot be read as a shard."""
+    """Return an error message about a file that cannot be read as a shard."""
     return (
         f"{str(path)!r} cannot be read as a shard: {reason}; `regauge zoo verify` lists all such files, and the store "
         "is intact without them"

@@ -36,7 +36,7 @@ class Store:
 
     Open a store with `Store.create` or `Store.open`. The indices of networks follow the order of the shards' names. If
     a reader calls `refresh` while others write, existing indices stay the same, and new networks are added at the end.
-    Any number of threads and processes can read and write at the same time.
+    Any number of threads and processes can read and write a store at the same time.
 
     Attributes:
         folder: The folder of the store.
@@ -202,7 +202,7 @@ class Store:
         """Write networks atomically as one new shard.
 
         When this method returns, the shard is on the disk. New readers see the new shard at once, and this reader sees
-        it after `refresh()`. If the process is killed earlier, no reader sees a partial shard.
+        the shard after `refresh()`. If the process is killed earlier, no reader sees a partial shard.
 
         Args:
             params: The networks, with one leading model axis on every tensor.
@@ -236,8 +236,8 @@ class Store:
         return self.path_of(name).exists()
 
     def part(self, names: Iterable[str]) -> "Store":
-        """Return a store with only the given shards, in the given order and with new indices from 0. No other shard is
-        read.
+        """Return a store with only the given shards, in the given order and with new indices from 0. All other shards
+        are left unread.
 
         Raises:
             FileNotFoundError: The store has no shard with one of the given names.
@@ -300,7 +300,7 @@ class Store:
         return {spec.name: params[spec.name] for spec in self.architecture.layout}
 
     def split(self, fractions: Mapping[str, float] | None = None, *, salt: str = "") -> dict[str, Indices]:
-        """Return the network indices of each split; all checkpoints of a trajectory are in the same split.
+        """Return the network indices of each split. All checkpoints of a trajectory are in the same split.
 
         Args:
             fractions: The expected share of trajectories in each split, by name. Default: 80% "train", 10% "validation"
@@ -338,6 +338,6 @@ class Store:
 
 
 def _open(folder: Path, names: tuple[str, ...] | None) -> Store:
-    """Return the store with exactly the given shards, such that indices are the same as in another process."""
+    """Return the store with exactly the given shards. Network indices are then the same as in another process."""
     store = Store.open(folder)
     return store if names is None else store.part(names)
