@@ -116,8 +116,8 @@ class Speaker(nn.Module):
 
 
 def config(kind: Kind, scale: Scale) -> Causes:
-    """Return variants with three pairs of vision transformers and two pairs of language models, or ten pairs in
-    full.
+    """Return variants with three pairs of vision transformers and two pairs of language models, or ten pairs at the
+    full scale.
     """
     is_smoke, is_image = scale == "smoke", kind == "causes-vit"
     steps = 2 if is_smoke else 400

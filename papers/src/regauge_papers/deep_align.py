@@ -58,7 +58,7 @@ TABLE_2_CIFAR10 = {
 PIXELS: Mapping[DataName, int] = {"digits": 64, "MNIST": 784, "CIFAR-10": 3072}
 EXAMPLES: Mapping[DataName, int] = {"digits": 1000, "MNIST": 54_000, "CIFAR-10": 45_000}
 """The number of training images, without the tenth that the paper reserves for validation. The experiments of
-`regauge_papers` do not use this tenth."""
+`regauge_papers` do not use the reserved images."""
 NORMALIZATION: Mapping[DataName, tuple[float, float]] = {
     "digits": (0.0, 1.0),
     "MNIST": (0.1307, 0.3081),
@@ -98,8 +98,8 @@ def sinkhorn_config(scale: Scale, data: DataName, printed: Printed, pairs: int) 
 
 
 def table2_config(scale: Scale) -> Comparison:
-    """Return the settings for the CNN of table 4 on CIFAR-10; on a CPU, it has half of the channels and is trained on a
-    fifth of the images.
+    """Return the settings for the CNN of table 4 on CIFAR-10. On a CPU, the CNN has half of the channels and is trained
+    on a fifth of the images.
     """
     short = replace(CNN_TRAINING, epochs=4, optimizer=Adam(1e-3))
     if scale == "smoke":

@@ -31,7 +31,7 @@ T = TypeVar("T")
 Scale = Literal["smoke", "cpu", "paper"]
 CPU = torch.device("cpu")
 SMOKE = "a test run on small networks, which are hardly trained: these numbers say nothing about the methods"
-"""The note that is printed below tables at the smallest scale."""
+"""The note that is printed below tables at the scale "smoke"."""
 
 
 class Unit:
@@ -91,7 +91,7 @@ class Run:
         return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
     def network(self, settings: object, key: str, make: Callable[[], Params]) -> Params:
-        """Return the network of a key, trained by `make` or by an earlier run."""
+        """Return the network with a given key, trained by `make` or by an earlier run."""
         path = self._folder("networks", (self.seed, settings)) / f"{key}.safetensors"
 
         def write() -> None:
@@ -106,7 +106,7 @@ class Run:
         return self._folder("networks", (self.seed, settings)) / f"{key}.state.safetensors"
 
     def record(self, settings: object, key: str, make: Callable[[], Record]) -> Record:
-        """Return the record of a key, made by `make` or by an earlier run."""
+        """Return the record with a given key, made by `make` or by an earlier run."""
         return _kept(self._folder("steps", (self.seed, settings)) / f"{key}.json", make)
 
     def records(self, label: str, settings: object, measure: Callable[..., Record], *axes: Sequence[Any]) -> list[Any]:
@@ -119,7 +119,7 @@ class Run:
         return self.grid(label, one, *axes)
 
     def grid(self, label: str, step: Callable[..., Any], *axes: Sequence[Any]) -> list[Any]:
-        """Run a step for all combinations of arguments; steps that another process runs are postponed.
+        """Run a step for all combinations of arguments. Steps that another process runs are postponed.
 
         Results are in the order of the arguments: `found[i][j]` is `step(unit, axes[0][i], axes[1][j])`, where the unit
         is a `Progress` to which a long step may report its parts. If other processes run all remaining steps, this
@@ -220,7 +220,7 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 def make_once(path: Path, write: Callable[[], object]) -> None:
     """Call `write` to make a missing file, unless another process is making the file.
 
-    If a process is stopped, its steps become free.
+    If a process is stopped, another process can run its unfinished steps.
 
     Raises:
         TakenError: Another process is making the file, and `Run.grid` has other steps to do.
@@ -245,7 +245,7 @@ def make_once(path: Path, write: Callable[[], object]) -> None:
 
 
 def _kept(path: Path, make: Callable[[], Record]) -> Record:
-    """Return the record in a file. A missing file is made now."""
+    """Return the record in a file. If the file is missing, make the record and write the file."""
     make_once(path, lambda: save_text(json.dumps(make()) + "\n", path))
     found: Record = json.loads(path.read_text(encoding="utf-8"))
     return found

@@ -36,7 +36,7 @@ DISTANCE, SECONDS = Quantity("weight distance", 2), Quantity("CPU s", 2)
 
 @functools.cache
 def images(name: DataName) -> ImageData:
-    """Return the images of a name, which are read once."""
+    """Return the images of the data set with a given name. The images are read only once."""
     return IMAGES[name]()
 
 
@@ -118,7 +118,8 @@ class Population:
 
 
 def name_training(training: ClassifierConfig) -> str:
-    """Return the name of a training, which determines random numbers and files; renaming changes recorded results.
+    """Return the name of a training, which determines random numbers and files. Therefore, a change of names changes
+    recorded results.
 
     Adam without decay and AdamW have a short name if the schedule is constant or the default of `ClassifierConfig`. The
     name of any other training contains all settings. The name of the class is `Training`, as when the recorded results

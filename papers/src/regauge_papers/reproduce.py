@@ -30,7 +30,9 @@ from regauge_papers.table import Table
 
 
 def run(options: Reproduce) -> None:
-    """Run an experiment, print its table, and write the table, its numbers and its figures; or print the list."""
+    """Run an experiment, print its table, and write the table, its numbers and its figures. Without an experiment,
+    print the list of experiments.
+    """
     if options.draw:
         draw(options, options.draw)
         return
@@ -68,7 +70,7 @@ def run(options: Reproduce) -> None:
 
 
 def draw(options: Reproduce, paths: Sequence[Path]) -> None:
-    """Write the table and figures of earlier runs again from their numbers; join the numbers of several runs."""
+    """Write the table and figures of earlier runs again from their numbers. Join the numbers of several runs."""
     if options.paper:
         named = ", ".join(repr(str(path)) for path in paths)
         raise UsageError(f"--draw names the experiment by its file {named}; leave {options.paper!r} out")
@@ -120,7 +122,7 @@ def read_run(path: Path) -> tuple[Origin, list[int], Table]:
 
 
 def choose(paper: str, name: str) -> Experiment:
-    """Return the experiment of a name."""
+    """Return the experiment with a given name."""
     if paper not in EXPERIMENTS:
         raise UsageError(f"there are no experiments of paper {paper!r}; there are those of {', '.join(EXPERIMENTS)}")
     if name not in EXPERIMENTS[paper]:

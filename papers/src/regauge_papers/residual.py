@@ -1,5 +1,5 @@
-"""Residual MLPs, for which published weight matching fails; not from a numbered paper, but from work on which these
-papers build.
+"""Residual MLPs, for which published weight matching fails. The experiment is not from a numbered paper, but from
+earlier work on which the papers build.
 
 References:
     Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, section 3.2; readers of the paper raised the question of
@@ -149,7 +149,9 @@ def _ways(*, steps: int) -> tuple[ClassifierWay, ...]:
 
 
 def _normal(module: torch.nn.Module, generator: torch.Generator) -> Params:
-    """Sample standard normal weights; biases are zero, because each bias would distinguish the units of the stream."""
+    """Sample standard normal weights. Biases are zero, because each bias would distinguish the units of the residual
+    stream.
+    """
     return {
         name: torch.randn(tensor.shape, generator=generator) if tensor.ndim == 2 else torch.zeros_like(tensor)
         for name, tensor in module.state_dict().items()

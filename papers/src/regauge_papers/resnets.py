@@ -41,7 +41,9 @@ Resnets = dict[int, Comparison]
 
 
 def config(scale: Scale) -> Resnets:
-    """Return the settings: widths 1, 2 and 4 on CIFAR-10, trained for two epochs on a CPU; or eight layers."""
+    """Return the settings: widths 1, 2 and 4 on CIFAR-10, trained for two epochs on a CPU; for test runs, networks with
+    eight layers.
+    """
     training = ClassifierConfig(epochs=2, batch=64, optimizer=AdamW(5e-3, weight_decay=0.05))
     if scale == "smoke":
         quick = replace(training, epochs=1, batch=32)

@@ -26,7 +26,7 @@ def join_seeds(tables: Mapping[int, Table]) -> Table:
 
 
 def _join(rows: tuple[Row, ...]) -> Row:
-    """Join the rows of all seeds; quantities that a seed lacks are left out."""
+    """Join the rows of all seeds. Quantities that a seed lacks are left out."""
     if len({row.label for row in rows}) > 1:
         raise ValueError(
             f"rows of different seeds are {', '.join(repr(row.label) for row in rows)}; they must be the same"

@@ -125,13 +125,13 @@ def _histogram(axes: Axes, heights: NDArray[np.float64], top: float, color: str)
 
 
 def _ends(axes: Axes, words: tuple[str, str]) -> None:
-    """Write what the smallest and the largest label mean."""
+    """Write the meanings of the smallest and the largest label below a histogram."""
     for x, word, side in ((0.0, words[0], "left"), (1.0, words[1], "right")):
         axes.text(x, -0.1, word, transform=axes.transAxes, ha=side, va="top", color=MUTED, fontsize=7.5)
 
 
 def _heights(strip: Strip) -> NDArray[np.float64]:
-    """Return the square roots of the shares of the labels."""
+    """Return the square roots of the shares of labels in each bin."""
     counts = np.asarray(strip.counts, np.float64)
     return np.asarray(np.sqrt(counts / np.maximum(counts.sum(1, keepdims=True), 1)))
 

@@ -62,7 +62,7 @@ class Row:
         paper: Mapping[str, str] | None = None,
         is_drawn: bool = True,
     ) -> "Row":
-        """Return the row of a method from a list of records per seed; quantities that a record lacks are left out.
+        """Return the row of a method from a list of records per seed. Quantities that a record lacks are left out.
 
         If records contain lines under "line", the curve is the mean of the lines, unless `is_drawn` is false.
         """
@@ -98,8 +98,9 @@ class Table:
         Each row has its label, and the number n of independent values of the first quantity, if any row has several
         values. Other quantities may have more values, such as both ends of each line. For each quantity, the mean with
         its standard error follows, or the values if there are fewer than three. If several seeds have more than one
-        value, the standard deviation of their means follows, or both means if there are two seeds. If the paper has a
-        number, it follows. For the first quantity, the mean difference from the row `paired` is added.
+        value, the standard deviation of the seeds' means follows, or the two means if there are two seeds. If the paper
+        has a number for the quantity, this number follows. For the first quantity, the mean difference from the row
+        `paired` is added.
         """
         columns = [["", *(row.label for row in self.rows)]]
         counts = [self._count(row) for row in self.rows]
@@ -244,7 +245,9 @@ class Summary:
         return f"{self.mean:.{digits}f} ± {self.standard_error:.{digits}f}"
 
     def print_seeds(self, digits: int) -> str:
-        """Return the standard deviation of the means of seeds, or both means; empty if they add no information."""
+        """Return the standard deviation of the means of seeds, or the two means if there are two seeds. Return an empty
+        string if these numbers add no information.
+        """
         return _print_few(self.few_seeds, digits) if self.deviation is None else f"{self.deviation:.{digits}f}"
 
 

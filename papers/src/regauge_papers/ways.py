@@ -1,4 +1,5 @@
-"""Ways to align the second network of a pair, with a method and the part of the symmetry that it may use."""
+"""Ways to align the second network of a pair, each with a method and the part of the symmetry that the method may
+use."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -68,7 +69,7 @@ class Way:
     def align(
         self, a: Params, b: Params, symmetry: Symmetry, task: rg.Task, generator: torch.Generator
     ) -> tuple[Params, float]:
-        """Align the second network if there is a method; return the network and the CPU seconds."""
+        """Align the second network if there is a method. Return the network and the CPU seconds."""
         began = time.thread_time()
         if self.method is not None:
             symmetry = self.restrict(symmetry)

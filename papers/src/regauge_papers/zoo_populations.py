@@ -19,7 +19,7 @@ SHARES = {"train": 0.7, "validation": 0.1, "test": 0.2}
 
 
 def train_population(name: str, config: PopulationConfig, run: Run) -> Store:
-    """Return a population, trained now or by an earlier run; each shard is a step of the run."""
+    """Return a population, trained now or by an earlier run. Each shard is a step of the run."""
     config = replace(config, seed=config.seed + 1000 * run.seed)
     store, jobs = plan_training(config, run.folder / "populations" / f"{name}-{config.count}-{config.seed}")
 
@@ -33,7 +33,7 @@ def train_population(name: str, config: PopulationConfig, run: Run) -> Store:
 
 
 def split_runs(runs: NDArray[np.int64], generator: torch.Generator) -> Parts:
-    """Return the indices of the networks of each part; all networks of a run are in the same part."""
+    """Return the indices of the networks of each part. All networks of a run are in the same part."""
     distinct = np.unique(runs)
     order = distinct[torch.randperm(len(distinct), generator=generator).numpy()]
     cuts = np.cumsum([round(share * len(distinct)) for share in SHARES.values()])[:-1]

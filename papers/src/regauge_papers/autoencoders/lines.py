@@ -13,15 +13,17 @@ from regauge.core.task import Task
 
 
 def straight_lines(first: Params, second: Params, task: Task, points: int) -> tuple[Curve, ...]:
-    """Return the lines from network k of one population to network k of another, evaluated together."""
+    """Return the lines from network k of one population to network k of a second population, for all k, evaluated
+    together.
+    """
     return _curves(lambda t: interpolate(first, second, t), task, points)
 
 
 def decoded_lines(
     label: str, auto: learn.Autoencoder, first: Params, second: Params, task: Task, points: int
 ) -> dict[str, tuple[Curve, ...]]:
-    """Return lines between decoded weights and between latent vectors; if there is only one first network, all lines
-    start at it.
+    """Return lines between decoded weights and between latent vectors. If there is only one first network, all lines
+    start at this network.
     """
     others = auto.encode(second)
     own = auto.encode(first).expand_as(others)

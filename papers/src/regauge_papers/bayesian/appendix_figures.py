@@ -27,8 +27,8 @@ COSTS: dict[GaussianCost, str] = {
 }
 """The costs by which units are matched in figure A13, each with its description in the table."""
 MEAN, STDS = 1.0, (0.2, 0.8)
-"""The mean and the standard deviations of two parameters. The mean is equal for both, so it cannot determine the
-matching."""
+"""The mean and the standard deviations of two parameters. The two parameters have equal means, so the means cannot
+determine the matching."""
 TIMES = (
     Quantity("points, CPU s", of=lambda record: float(record["points"])),
     Quantity("posteriors, CPU s", of=lambda record: float(record["posteriors"])),
@@ -41,7 +41,7 @@ def mirrored_config(scale: Scale) -> None:
 
 
 def match_mirrored(config: None, run: Run) -> Table:
-    """Match the mirror image to the Gaussian; all costs should find the swap."""
+    """Match the mirror image to the Gaussian. All costs should find that the two parameters are swapped."""
     symmetry = rg.Symmetry.from_axes({"theta": ("units",)}, kinds={"units": "permutation"})
     mean, std = torch.full((2,), MEAN), torch.tensor(STDS)
     first, second = (GaussianPosterior({"theta": mean}, {"theta": one}) for one in (std, std.flip(0)))
@@ -112,7 +112,7 @@ def measure_times(config: Timing, run: Run) -> Table:
 
 @functools.cache
 def _discovered(name: str, width: int) -> tuple[nn.Module, rg.Symmetry]:
-    """Return networks of one width and their symmetry, which all repeats have in common."""
+    """Return networks of one width and their symmetry, which all repetitions of the measurement share."""
     is_mlp = name.startswith("MLP")
     module: nn.Module = mlp(784, *[width] * 3, 10) if is_mlp else resnet20(width=width, norm="filter")
     return module, rg.discover(module, (torch.zeros(2, 784) if is_mlp else torch.zeros(2, 3, 32, 32),))

@@ -55,7 +55,8 @@ def as_published(
 ) -> Family:
     """Return the inference settings of table 1 of the paper, or fewer epochs on a CPU.
 
-    The paper's learning rate is multiplied by the number of examples, because our loss is the bound for each example.
+    The paper's learning rate is multiplied by the number of examples, because the loss in regauge is the bound per
+    example.
     """
     examples = 50_000 if data in ("CIFAR-10", "CIFAR-100") else 60_000
     rate, epochs = PAPER_LR * examples, 1000 if scale == "paper" else 25
@@ -180,7 +181,7 @@ def residual(scale: Scale, norm: Norm) -> Family:
     distribution of the prior.
 
     The standard deviations of ResNet8 begin at 0.003. If standard deviations begin at 0.01, a fifth of the size of the
-    weights, noise prevents that ten epochs suffice for the means.
+    weights, ten epochs do not suffice for the means, because of the noise.
     """
     if scale == "paper":
         return as_published(scale, "CIFAR-10", norm, 1, 0.01)

@@ -62,7 +62,7 @@ class PosteriorPair(NamedTuple):
     moved_noise: Noise
 
     def last(self, is_aligned: bool) -> tuple[GaussianPosterior, Noise]:
-        """Return the second posterior and the noise of its samples."""
+        """Return the second posterior, aligned or not, and the noise of its samples."""
         return (self.moved, self.moved_noise) if is_aligned else (self.second, self.noise)
 
 
@@ -170,7 +170,7 @@ def planes(config: Between, run: Run) -> Table:
 
 
 def collapses(config: Between, run: Run) -> Table:
-    """Measure the variances of every layer at the midpoint, relative to the ends."""
+    """Measure the variances of every layer at the midpoint of a path, relative to the endpoints."""
     family, pair = config.family, _pair(config, run)
     inputs = [images for images, _ in batches(family, config.test, is_test=False)]
 

@@ -41,7 +41,9 @@ class Ensembles:
 
 
 class MergingWay(NamedTuple):
-    """A method that aligns networks and posteriors before they are merged; With None, networks are not aligned."""
+    """A method that aligns networks and posteriors before they are merged. If the method is None, networks and
+    posteriors are not aligned.
+    """
 
     label: str
     networks: Method | None
@@ -71,7 +73,7 @@ def config(scale: Scale) -> Ensembles:
 
 
 def measure(config: Ensembles, run: Run) -> Table:
-    """Merge after each alignment, and compare the result with the members and their ensemble."""
+    """Merge the members after each alignment, and compare the result with the members and their ensemble."""
     members = posteriors(config.members, config.member_count, run)
     bayesian = posteriors(config.posteriors, config.posterior_count, run)
     module, symmetry = config.members.module(), config.members.symmetry()

@@ -1,4 +1,4 @@
-"""Posteriors of one kind with data, networks and inference; trained posteriors are stored on the disk."""
+"""Families of posteriors: their data, networks and inference. Trained posteriors are stored on the disk."""
 
 import re
 import time
@@ -82,7 +82,7 @@ class Family:
         return images(self.data)
 
     def module(self) -> nn.Module:
-        """Return a network with random weights and the architecture of this case."""
+        """Return a network with random weights and the architecture of the family."""
         channels, height, width = self.images().train_images.shape[1:]
         classes = self.images().classes
         if self.kind == "mlp":
@@ -116,7 +116,7 @@ def name_inference(inference: VariationalConfig) -> Name:
 
 
 def posteriors(family: Family, count: int, run: Run) -> list[GaussianPosterior]:
-    """Fit `count` posteriors of a family; point estimates are posteriors without uncertainty."""
+    """Fit `count` posteriors of a family. Point estimates are posteriors without uncertainty."""
     if not run.has_bfloat16:
         family = replace(family, is_bfloat16=False)
 
@@ -175,7 +175,7 @@ def move(
     symmetry: rg.Symmetry,
     generator: torch.Generator,
 ) -> tuple[GaussianPosterior, Noise, float]:
-    """Align the second posterior and the noise of its samples, if a method is given; also return the CPU seconds."""
+    """Align the second posterior and the noise of its samples, if a method is given. Also return the CPU seconds."""
     if method is None:
         return b, noise, 0.0
     began = time.thread_time()

@@ -26,9 +26,10 @@ class ChainConfig:
         are_biases_blind: Whether to repeat a fault of Deep-Align's code: weights are pooled over inputs and classes
             before biases read them. The biases then cannot distinguish the inputs. The code of DWSNets does not have
             this fault.
-        is_last_constant: Whether to repeat a fault of both codes: some maps to the last weight give the same result for
-            all classes. The faulty maps read the previous weight, or the biases of units that the last weight does not
-            connect. With the fault, the layer is not the most general layer of the paper.
+        is_last_constant: Whether to repeat a fault of the code of DWSNets and of Deep-Align: some maps to the last
+            weight give the same result for all classes. The faulty maps read the previous weight, or the biases of
+            units that the last weight does not connect. With the fault, the layer is not the most general layer of the
+            paper.
 
     References:
         Navon et al. (2023), section 5 and appendix B; Navon et al. (2024), section 5 and appendix.

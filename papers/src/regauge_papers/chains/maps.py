@@ -14,14 +14,14 @@ BIAS = 1e-4
 
 
 class Map(nn.Module):
-    """A map between two tensors: a set layer over the hidden units that both have, or a linear map if they have no
-    hidden units in common.
+    """A map between two tensors: a set layer over the hidden units of both tensors, or a linear map if the tensors have
+    no hidden units in common.
 
-    In the following, a place is one layer of units of the networks, and a set is a place whose units are permuted. Axes
-    of other places, such as inputs and outputs, count as features of both tensors. Places that only the source has are
-    pooled. The result is constant along places that only the target has. If a tensor with two sets is mapped to itself,
-    the result is the mean of four linear maps. The four maps read the tensor, the tensor pooled over each place, and
-    the tensor pooled over both places.
+    The arguments call a layer of units a place, and a layer of permuted units a set. Axes of layers without
+    permutations, such as inputs and outputs, count as features of both tensors. Layers of units that only the source
+    has are pooled. The result is constant along layers of units that only the target has. If a tensor with two sets is
+    mapped to itself, the result is the mean of four linear maps. The four maps read the tensor, the tensor pooled over
+    each of its two axes, and the tensor pooled over both axes.
 
     Args:
         source: The places of the tensor that is read.

@@ -24,15 +24,15 @@ class ChainDWS(nn.Module):
 
     Inputs and classes remain axes of the first and last tensors in all layers. Therefore the cost of a layer is
     proportional to the size of the first weight. `Metanet` with `layer=DWS()` projects inputs and classes once, and
-    reads any network. The net does not standardize weights. Standardize them by one number for each tensor, because the
-    per-entry statistics of the published scripts break the symmetry. Each tensor is pooled once, and values that no
+    reads any network. The net does not standardize weights. Standardize weights by one number for each tensor, because
+    the per-entry statistics of the published scripts break the symmetry. Each tensor is pooled once, and values that no
     head reads are not computed. All computed values equal the values of the published code, except for its faults. Two
     faults are settings of `ChainConfig`. The following faults are not repeated:
 
     - dropout was active in evaluation;
     - values that only unread outputs of the last layer need were computed, and had parameters without gradients;
     - the number of heads had to divide the number of inputs, even if there is no attention over inputs;
-    - a unit whose features are all zero made its normalized features NaN; they are zero here.
+    - if all features of a unit were zero, the normalized features were NaN. In `ChainDWS`, they are zero.
 
     The net respects only permutations (`net.parts`). The net does not read convolutions, which the published code pads
     to one size.
@@ -46,7 +46,7 @@ class ChainDWS(nn.Module):
         generator: The random generator of the initial weights.
 
     Raises:
-        ValueError: The networks are no chains, the head is of another kind, or it has a hidden layer.
+        ValueError: The networks are no chains, the head is of another class, or the head has a hidden layer.
     """
 
     parts = ("permutation",)

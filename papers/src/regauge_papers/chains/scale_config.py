@@ -24,7 +24,7 @@ class ChainScaleConfig:
         are_ends_shared: Whether inputs and outputs share the perceptron of `ends`.
         reads: The units from which an `Invariant` head computes numbers: the `"outputs"` (and the inputs, if
             `is_bidirectional`), or `"everything"`.
-        is_skipping: Whether a linear map of the states before a layer is added to the states after it.
+        is_skipping: Whether a linear map of the states before a layer is added to the states after the layer.
         are_ends_added: Whether the learned vectors of inputs and outputs are added to the features of these units. If
             false, vectors and features are multiplied, as at hidden units.
         are_weights_placed: Whether weights of different layers, inputs or outputs have different learned vectors in

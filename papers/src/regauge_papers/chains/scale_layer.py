@@ -42,7 +42,7 @@ class Needs:
 
 
 def kind_of(place: int, last: int) -> Kind:
-    """Return whether a layer of units is the first (inputs), the last (outputs) or a hidden one."""
+    """Return whether a layer of units is the first layer (inputs), the last layer (outputs) or a hidden layer."""
     return "first" if place == 0 else "last" if place == last else "hidden"
 
 
@@ -116,7 +116,7 @@ class ScaleLayer(nn.Module):
     def _hear(
         self, place: int, states: States, forward: Weights, backward: Weights, places: Mapping[int, Tensor]
     ) -> list[Tensor]:
-        """Collect the messages to the units of one layer from the units of the layers before and after it."""
+        """Collect the messages to the units of one layer from the units of the two neighboring layers."""
         own, kind = torch.zeros_like(states[place]), kind_of(place, self.last)
         heard = [own]
         if place > 0:

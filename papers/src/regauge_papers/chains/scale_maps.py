@@ -71,7 +71,7 @@ class Perceptron(nn.Module):
         return self.finish(self.first(x))
 
     def finish(self, x: Tensor) -> Tensor:
-        """Apply everything after the first linear map."""
+        """Apply all steps of the perceptron after the first linear map."""
         made: Tensor = self.last(self.activate(x))
         return made
 

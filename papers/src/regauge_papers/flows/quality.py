@@ -126,7 +126,9 @@ class Comparison:
         return self.networks.read("test", self.study.drawn)
 
     def judge(self, fitted: Fitted, drawing: Drawing, seed: int) -> Record:
-        """Sample networks from a flow, and compare them with other networks."""
+        """Sample networks from a flow, and compare the samples with training networks, held-out networks and
+        controls.
+        """
         settings = fitted.settings
         began = time.process_time()
         made = self.networks.fit(f"{fitted.label} {seed}", settings)
@@ -215,7 +217,7 @@ class Comparison:
         return totals
 
     def _steps(self, made: flow.Flow, drawing: Drawing) -> list[float]:
-        """Return the mean loss of networks by the number of steps."""
+        """Return the mean loss of sampled networks for each number of solver steps."""
         euler = replace(drawing, solver="thesis" if drawing.solver == "thesis" else "euler")
         found = []
         for steps in self.study.steps:

@@ -1,8 +1,8 @@
-"""Populations of paper 000, with flows of this library and flows of the thesis that are fitted to them.
+"""Populations of paper 000, with flows of this library and flows of the thesis that are fitted to the populations.
 
 The sampler of the thesis does not solve the differential equation of its flow. The Geometric flows of the thesis divide
-the last layer by its norm, which lowers the loss on UCI and raises it on MNIST. The published flows are compared with
-correct versions.
+the last layer by its norm. The division lowers the loss on UCI and raises the loss on MNIST. The published flows are
+compared with correct versions.
 """
 
 import itertools

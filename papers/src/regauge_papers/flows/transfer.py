@@ -42,7 +42,7 @@ RATE = 1e-3
 """The learning rate of Adam in figure 7.6."""
 
 Makers = Mapping[str, Callable[[], Params]]
-"""For each row of a table, a function that makes its networks."""
+"""For each row of a table, a function that makes the networks of the row."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Study:
 def config(scale: Scale) -> Study:
     """Return the settings: equivariant flows of MLPs 784-10-10 on MNIST, for Fashion-MNIST and 32 hidden units.
 
-    The experiment `mnist` has the same flows of the thesis.
+    The flows of the thesis are the same as in the experiment `mnist`.
     """
     known = studies.mnist(scale)
     settings = flow.FlowConfig(

@@ -28,13 +28,13 @@ ENDS_RIGHT = Quantity(
 )
 SHOWN = ("Weight Matching", "Mixed Matching", "Weight Matching + scales", "Deep-Align", "Deep-Align + scales")
 """The rows in the picture of accuracies. Rows with much lower accuracies, such as the rows without alignment, are left
-out, because all other rows would look equal in the same picture."""
+out. Next to such rows, all other rows would look equal."""
 COLUMNS = (BARRIER, AREA, MIDPOINT, ENDS, ACCURACY, ENDS_RIGHT, SECONDS)
 
 
 @dataclass(frozen=True)
 class Study:
-    """Settings: networks of both halves, and the training of a matcher on them."""
+    """Settings: networks of both halves of the classes, and the training of a matcher on these networks."""
 
     lessons: Lessons
     notes: tuple[str, ...]

@@ -49,5 +49,5 @@ def matching(scale: Scale) -> MatchingConfig:
 
 
 def lessons(scale: Scale, *populations: Population) -> Lessons:
-    """Return the networks and the settings of the training of a matcher."""
+    """Return the networks and the settings for training a matcher."""
     return Lessons(populations, matching(scale), EXAMPLES[scale])

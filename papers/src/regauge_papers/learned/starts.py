@@ -37,7 +37,7 @@ from regauge_papers.ways import TEMPERED_NOTE, Way
 
 COSINE = Quantity("cosine")
 """The cosine between the parameters of two networks after scales are balanced: the objective of weight matching,
-divided by both norms."""
+divided by the norms of both networks."""
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ class Networks:
 
 
 def train_matcher(lessons: Lessons, several: Sequence[Networks], run: Run) -> learn.LearnedMatching:
-    """Return the matcher of the populations of the lessons, trained now or by an earlier run."""
+    """Return the matcher for the populations in `lessons`, trained now or by an earlier run."""
     is_signals, stores = several[0].examples.is_signals, [one.store for one in several]
     path = run.place("matchers", (lessons, BATCH))
     state = path.with_name(f"{path.stem}.partial.safetensors")
@@ -166,10 +166,10 @@ def try_matchers(
     ways: Callable[[str, learn.LearnedMatching], Sequence[Way]],
     run: Run,
 ) -> list[Trained]:
-    """Train a matcher on each of the lessons, and align the pairs of a population with each matcher.
+    """Train a matcher for each entry of `lessons`, and align the pairs of a population with each matcher.
 
     Args:
-        lessons: The lessons by the label of the matcher.
+        lessons: The populations and training settings (`Lessons`) of each matcher, by the label of the matcher.
         networks: The population of the lessons.
         ways: A function that returns the rows of a matcher, given its label.
         run: The run that stores matchers and measurements; processes that share a run train different matchers.
@@ -281,7 +281,7 @@ def align_pairs(
         ways: The methods that align pairs.
         examples: The number of training examples for methods that use data.
         run: The run that stores measurements.
-        lessons: The lessons of the matcher, if the methods use one.
+        lessons: The populations and training settings of the matcher, if the methods use a matcher.
         also: A further measurement, given the first network, the moved second network and their symmetry.
 
     Returns:

@@ -52,7 +52,7 @@ class ShapeWay(Way):
         return study.pairs if self.second == "other" else 1
 
     def move(self, one: Shape, k: int) -> tuple[Params, rg.Element | None, float]:
-        """Align the second network of a pair; return the network, the element, and the CPU seconds."""
+        """Align the second network of a pair. Return the network, the element, and the CPU seconds."""
         second = one.others[k] if self.second == "other" else one.same
         if self.second == "hidden":
             second = one.symmetry.act(one.symmetry.random(one.run.generator("hidden", one.name)), second)

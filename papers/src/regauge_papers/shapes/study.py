@@ -23,7 +23,8 @@ from regauge_papers.experiment import Run, Scale
 CLOUD = 2048
 """The number of points of a shape to which a network is fitted."""
 WIDE = 256
-"""A width. On a laptop, wider networks are fitted with half of the batch size, and evaluated on fewer samples."""
+"""A limit on the width. On a laptop, wider networks are fitted with half of the batch size, and evaluated on fewer
+samples."""
 SHAPES = ("spot", "stanford-bunny", "fandisk", "horse", "rocker-arm", "cow")
 BALL = "ball"
 """The name of a synthetic shape, for test runs without data."""
@@ -34,8 +35,8 @@ class Study:
     """Settings: networks of several shapes.
 
     For every shape, all pairs share the first network. The first network has the shared initialization and sees one
-    half of the points of the shape. The second network sees other points. The second network has the shared
-    initialization ("same") or a separate one.
+    half of the points of the shape. The second network sees the other half of the points. The second network has the
+    shared initialization ("same") or a separate initialization.
     """
 
     shapes: tuple[str, ...]
@@ -84,7 +85,7 @@ class Shape:
 
     @cached_property
     def judge(self) -> rg.Task:
-        """The task with the loss on samples, half of them from each sampling."""
+        """The task with the loss on samples. Half of the samples come from each of the two samplings of the surface."""
         parts = [
             _samples(self.study, self.name, half, self.run.generator("evaluation", self.name, half), EVALUATION)
             for half in (0, 1)

@@ -20,7 +20,7 @@ def config(scale: Scale) -> Study:
 
 
 def readers(seconds: float, width: int = 16) -> tuple[Reader | Together, ...]:
-    """Return a net that respects the whole symmetry, a net that does not, and baselines."""
+    """Return a net that respects the whole symmetry, a net that does not respect it, and baselines."""
     whole = Net("propagation", replace(net_config(ws.Propagation(), seconds, width), batch=16))
     only = Net("propagation, permutations only", replace(whole.config, parts=("permutation",)))
     both = Together("propagation and the canonical trees, mean", (whole, STATISTICS[0]))
