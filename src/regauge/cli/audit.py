@@ -12,9 +12,7 @@ from regauge.gauging import Finding, ScalePair, audit, audit_rows, read_mappings
 
 
 def run(options: Audit) -> None:
-    """Print how much each pair of the table changes the outputs. For pairs that change the outputs, also print the
-    parameters that the pair leaves out.
-    """
+    """Print how much each pair of the table changes the outputs, and the parameters that invalid pairs leave out."""
     table = read_mappings(options.mappings)
     checkpoint = rg.Checkpoint.open(options.checkpoint)
     model = require_model(options.model, checkpoint, options.inputs, values="always")

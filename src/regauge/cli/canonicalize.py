@@ -1,5 +1,4 @@
-"""`regauge canonicalize`: write the canonical form of a checkpoint, and the applied element to a file next to the
-output."""
+"""`regauge canonicalize`: write the canonical form of a checkpoint, and the element that was applied to it."""
 
 import regauge as rg
 from regauge.checkpoints import alignment_path

@@ -34,8 +34,7 @@ GROUPS = {
     "limit": "memory seconds epochs patience device on shard shared dry_run resume",
     "output": "output out overwrite json dtype shard_size storage format color",
 }
-"""Options by the group in which the help displays them. Options that are not listed belong to the group of the method's
-settings."""
+"""Options by the group in which the help displays them. All options that are not listed are settings of the method."""
 
 
 @dataclass(frozen=True)

@@ -43,9 +43,7 @@ def run(options: Compare) -> None:
 
 
 def _compare_two(options: Compare, paths: Sequence[Path], settings: Mapping[str, Any], out: rg.Output | None) -> None:
-    """Compare two networks, including their outputs if the user gave data, or compare two implementations of one
-    network.
-    """
+    """Compare two networks, including their outputs if data are given, or compare two implementations of a network."""
     with show_progress() as bars:
         layout = find_layout(*paths, progress=bars)
     if layout is not None and layout.is_layout:

@@ -14,8 +14,7 @@ ENTRY = re.compile(r"^ {8}(\w+): (.+(?:\n {12,}.+)*)", re.MULTILINE)
 
 
 def with_settings(config: type, names: str, **metavars: str) -> Callable[[type[T]], type[T]]:
-    """Return a decorator that adds settings of a config to the options of a command. Place the decorator below
-    `dataclass`.
+    """Return a decorator, to be placed below `dataclass`, that adds settings of a config to the options of a command.
 
     A setting that is true by default becomes an option with the values "yes" and "no".
 

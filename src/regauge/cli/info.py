@@ -49,9 +49,7 @@ def run(options: Info) -> None:
 
 
 def _lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of a provenance, and below each input the lines of the input's provenance. Each provenance is
-    shown only once.
-    """
+    """Yield the lines of a provenance, and below each input the lines of the input's provenance, without repetition."""
     ancestors = dict(document.get("ancestors", {}))
     open_inputs = [_begin(document)]
     while open_inputs:

@@ -138,9 +138,7 @@ class _Sentences(logging.Handler):
 
 
 def _tell(package: str) -> None:
-    """Print the log messages of the library as sentences. Each message is printed once, even if this process runs
-    several commands.
-    """
+    """Print each log message of the library once, as a sentence, even if this process runs several commands."""
     for name in {"regauge.checkpoints", "regauge.hub", "regauge.merging", package} - {"regauge.cli"}:
         logger = logging.getLogger(name)
         if not any(isinstance(handler, _Sentences) for handler in logger.handlers):

@@ -16,9 +16,7 @@ def find_model(
     *,
     values: Values = "if small",
 ) -> Model | None:
-    """Return the model that the user named, or the model that a checkpoint describes. Return None if the model is
-    unknown.
-    """
+    """Return the model that the user named or that a checkpoint describes. Return None if the model is unknown."""
     name = name_model(checkpoint) if text is None else text
     if name is None:
         return None

@@ -1,7 +1,7 @@
 """Output of commands: progress on the standard error, and reports.
 
-A command reports sentences and tables together with the facts that they contain. Reports are printed immediately. With
-JSON, the facts are collected into one object, which is printed at the end.
+A command reports sentences and tables together with the facts that they contain. Reports are printed immediately. For
+output in JSON, the facts are collected into one object, which is printed at the end.
 """
 
 import json
@@ -58,8 +58,7 @@ def report(command: str, *, as_json: bool) -> Iterator[None]:
 
 
 def tell(text: object, /, **facts: Any) -> None:
-    """Print a text, or add its facts to the report. Lists with the same name are joined, and texts without facts are
-    notes.
+    """Print a text, or add its facts to the report. Lists with equal names are joined. Texts without facts are notes.
 
     Arguments in the text become options. Strings from files may contain line breaks; the caller must escape them.
     """

@@ -66,9 +66,7 @@ def run(options: Prune) -> None:
 
 
 def _read(options: Prune, model: Model, checkpoint: rg.Checkpoint) -> tuple[Networks, rg.Task, rg.Task | None]:
-    """Return the checkpoint under its model's names with its symmetry, the task for choosing units, and the task for
-    evaluation.
-    """
+    """Return the checkpoint under its model's names, the task for choosing units, and the task for evaluation."""
     with show_status("tracing the model"):
         kwargs = model.trace().kwargs
     found = read_networks(options, [checkpoint], model=model)

@@ -30,7 +30,7 @@ def require_results(page: Path, *, overwrite: bool) -> None:
 
 
 def name_files(paths: Sequence[Path]) -> list[str]:
-    """Return names of files or folders for pictures. The names contain no parent folders, unless two names would then
+    """Return names of files or folders for pictures. Parent folders are left out, unless two names would then
     be equal.
     """
     names = [path.name for path in paths]

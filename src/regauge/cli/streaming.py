@@ -95,9 +95,7 @@ def show_plan(streamed: "StreamedJob") -> None:
 
 
 def is_all_shown(options: Matching, job: FileJob, plan: "Callable[[], StreamedJob]") -> bool:
-    """Print the numbers of bytes that a dry or streamed run will read, keep in memory and write. Return whether the run
-    is dry.
-    """
+    """Print the memory and file sizes of a dry or streamed run before it begins. Return whether the run is dry."""
     if job.is_streamed:
         show_plan(plan())
     elif options.dry_run:
@@ -106,9 +104,7 @@ def is_all_shown(options: Matching, job: FileJob, plan: "Callable[[], StreamedJo
 
 
 def show_memory(job: FileJob) -> None:
-    """Report the numbers of bytes that will be read, kept in memory and written, for networks that are read
-    completely.
-    """
+    """Report the numbers of bytes in files and in memory, for networks that are read completely."""
     nbytes = sum(one.nbytes for one in job.checkpoints)
     tell(f"read, as a whole: {size_text(nbytes)}", read_bytes=nbytes)
     held = f"memory held at once, above the interpreter: about {size_text(job.nbytes)}; everything fits"
@@ -170,9 +166,7 @@ def _method_named(name: str, options: Matching) -> tuple[Method, bool]:
 
 
 def configure(method: Method, options: Matching) -> Method:
-    """Return the method with the options that are among its settings. Methods within its settings get the same
-    `scales`.
-    """
+    """Return the method, set up by the options. Methods among the settings of the method get the same `scales`."""
     if options.statistic != "correlation" and not hasattr(method, "statistic"):
         kind = type(method).__name__
         raise UsageError(

@@ -1,5 +1,4 @@
-"""Checkpoints and tasks of commands that evaluate networks. Some tasks serve to choose between results, and others to
-evaluate results."""
+"""Checkpoints of commands that evaluate networks, and their tasks: for choosing between results, and for evaluation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,8 +26,7 @@ class Judged:
     If the model has batch normalization, the task recomputes its statistics.
 
     Attributes:
-        choosing: The data for recomputing statistics and for training paths. If the command does neither, `choosing` is
-            the data of `task`.
+        choosing: The data for recomputing statistics and training paths; the data of `task` if a command does neither.
         statistics: The data for batch normalization statistics; empty if the model has no batch normalization.
     """
 
@@ -78,9 +76,7 @@ def read(options: Judging, paths: Sequence[Path | Checkpoint], held: Held | None
 
 
 def _divide(options: Judging, model: Model, dtype: torch.dtype) -> tuple[rg.Task, rg.Task]:
-    """Return the task for choosing between results and the task for evaluating them. Both tasks use all of DATA if
-    nothing is chosen.
-    """
+    """Return the tasks for choosing a result and for evaluating it. Both tasks use all of DATA if nothing is chosen."""
     data = task_on(options, model, options.data, dtype)
     if options.test is not None:
         return data, task_on(options, model, options.test, dtype)
@@ -99,8 +95,7 @@ def task_on(options: Matching | Judging | Compare, model: Model, data: str, dtyp
 def matching_tasks(
     options: Matching | Compare, networks: Networks, *, is_matched: bool = True
 ) -> tuple[rg.Task | None, rg.Task | None]:
-    """Return two tasks for a command that aligns: the task for choices and statistics, and the task for evaluating the
-    result.
+    """Return two tasks for a command that aligns: for choices and statistics, and for evaluating the result.
 
     If data are used neither for matching nor for statistics, all data are used for evaluating the result.
     """

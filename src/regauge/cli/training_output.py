@@ -1,4 +1,4 @@
-"""The output of a training run: its files, its state while it runs, and its report. Only one process may write the
+"""The output of a training run: its files, its state while it runs, and its report. Only one process writes an
 output."""
 
 from collections.abc import Iterator, Sequence
@@ -85,9 +85,7 @@ def training_output(options: LearnRun, *, beside: Sequence[str] = ()) -> Iterato
 def tell_training(
     made: "learn.Predictor | learn.Autoencoder | learn.LearnedMatching | flow.Flow", *, of: str = ""
 ) -> None:
-    """Report the trained object, its scores, and how the training ended. The argument `of` is a word that is printed
-    before "networks".
-    """
+    """Report the trained object, its scores, and how the training ended. The word `of` is printed before "networks"."""
     counts = ", ".join(f"{count} for {name}" for name, count in made.about["networks"].items())
     tell(f"{of}networks: {counts}", networks=made.about["networks"])
     tell_table("scores", [{"": name, **scores} for name, scores in made.about["scores"].items()])

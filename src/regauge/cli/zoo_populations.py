@@ -57,8 +57,7 @@ def target_of(text: str) -> int | Literal["medoid", "universe"]:
 
 @contextmanager
 def pairs_of(options: ZooCompare | ZooMap) -> Iterator[zoo.PairMatrices]:
-    """Return a context with the networks of a command and the matrices over their pairs. The matrices are deleted at
-    the end of the context.
+    """Return a context with the networks of a command and matrices over their pairs, which exist only in the context.
 
     If the same command is run again, it continues in the folder `OUT.parts`.
     """

@@ -11,7 +11,7 @@ from regauge.data.data_files import DataFile, read
 BREAST_CANCER_TEST = 114
 """The number of breast cancer cases that are reserved for testing: 20%."""
 VALIDATION_SHARE = 0.1
-"""The share of a text that is reserved for validation. This part is at the end of the text."""
+"""The share of a text that is reserved for validation. The reserved part is at the end of the text."""
 SHAKESPEARE = DataFile(
     "Tiny Shakespeare",
     "tinyshakespeare",

@@ -173,8 +173,8 @@ class Activations:
 
     The results are valid for inputs of one shape.
 
-    Let g be an element, p the parameters, and x the inputs. Then `values(symmetry_of_the_model.act(g, p), x) ==
-    symmetry.act(g, values(p, x))`.
+    Let g be an element, p the parameters, and x the inputs. The intermediate values satisfy
+    `values(symmetry_of_the_model.act(g, p), x) == symmetry.act(g, values(p, x))`.
 
     Attributes:
         symmetry: The groups of the model's symmetry under the same names, but with intermediate values instead of

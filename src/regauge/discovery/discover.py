@@ -90,7 +90,7 @@ def discover(
             sets gains to one. A residual stream that is read through RMSNorm with gains of one can be rotated. With
             LayerNorm, the rotations must also keep the vector of ones. The resulting symmetry is valid only for
             networks in which these gains are one.
-        keep: Names, or patterns such as "*.position", of further tensors that are structure. Examples are frozen
+        keep: Names, or patterns such as "*.position", of further tensors that are structure. For example, name frozen
             parameters that are equal in all networks, such as tables of sines or fixed filters.
         move: Names or patterns of buffers on which groups act although no normalization fills them; "*" matches all
             buffers.

@@ -58,8 +58,8 @@ def register_leaf(
         rule: A function `rule(builder, call)`, where `call["inputs"]` lists the tensors that are passed to the module.
             `call` also contains the module's parameters and buffers, under their names within the module.
         results: A function `results(module, *inputs)` that returns tensors with the shapes of the module's outputs.
-            This function is needed if the module cannot run on fake tensors. By default, the forward pass of the module
-            is run.
+            The argument `results` is needed if the module cannot run on fake tensors. By default, the forward pass of
+            the module is run.
 
     Raises:
         TypeError: `kind` is not a module class.

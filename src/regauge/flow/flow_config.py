@@ -30,7 +30,8 @@ class Design:
         predicts: The output of the net: the velocity, or the endpoint of the path (x1-prediction). If the net predicts
             the endpoint, the velocity at the point x is `log_x(end) / (1 - t)`.
         has_gaussian: Whether the net learns only the difference from the velocity between two normal distributions,
-            which has a closed form. If true, an untrained flow samples the normal distribution fitted to the networks.
+            which has a closed form. If `has_gaussian` is true, an untrained flow samples the normal distribution fitted
+            to the networks.
         is_aligned: Whether networks are first aligned to their common mean. After alignment, coordinates belong to
             corresponding units in all networks. Equivariant nets need no alignment, and without alignment they can also
             sample networks of other widths.

@@ -14,8 +14,8 @@ from regauge.flow.manifold import Points
 from regauge.flow.space import Space
 
 AT_ONCE, FEW = 64, 8
-"""The number of points that are compared at a time, and the number of networks to which each network is aligned. These
-are its nearest networks after alignment to one mean."""
+"""The number of points that are compared at a time, and the number of nearest networks to which each network is
+aligned. The nearest networks are found after alignment to one mean."""
 PAIRS = 512
 """The approximate number of pairs over which a mean distance is computed, if there are more pairs."""
 NEAR, NEARER, TAIL = 0.8, 0.5, 0.05

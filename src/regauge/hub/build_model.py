@@ -57,7 +57,7 @@ def build_model(name: str, values: Values = "if small") -> Built:
     Args:
         name: `package.module:factory`, `file.py:factory`, a folder with config.json, a model of the Hugging Face hub
             that is in the cache on this machine, or a checkpoint whose header describes its network.
-        values: Whether the model is initialized. If false, the model is built on the meta device.
+        values: Whether the model is initialized. A model that is not initialized is built on the meta device.
 
     Raises:
         ValueError: The name is unknown, or the model cannot be built.

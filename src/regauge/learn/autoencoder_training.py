@@ -66,7 +66,7 @@ def fit_autoencoder(
         config: Settings. `seconds` limits only the training time, by the clock unless `is_cpu_time`.
         module: The module that evaluates the networks. Default: the module of the store.
         inputs: The inputs on which networks are compared: a tensor, a tuple of positional arguments, or a dictionary of
-            keyword arguments for the module. Examples are on the first axis.
+            keyword arguments for the module. The first axis of each input indexes the examples.
         task: A task that replaces `module` and `inputs`. Networks are evaluated on the batches of the task. By default,
             decoded networks are trained with the criterion and the targets of the task, without the outputs of the
             original networks. If `config.loss` is given, it replaces the criterion.
@@ -78,9 +78,9 @@ def fit_autoencoder(
 
     Raises:
         IndexError: An index is out of range.
-        ValueError: The networks have several architectures, or are not finite. A split has no networks. Neither
-            `module` and `inputs` nor `task` is given. The networks cannot be evaluated, or all networks compute the
-            same function. The error is also raised if the training diverged.
+        ValueError: The networks have several architectures, or are not finite. A split has no networks. The caller gave
+            neither `module` and `inputs` nor `task`. The networks cannot be evaluated, or all networks compute the same
+            function. The error is also raised if the training diverged.
 
     References:
         Paper 002, section 4: an invariant encoder, an MLP as decoder, and losses by function.

@@ -31,8 +31,8 @@ from regauge.weightspace.net_files import load_net
 
 KIND = "matching"
 TIES = 1e-4
-"""The share of the weights in the objective if only vectors determine the matching. This small share breaks ties, and
-determines shifts.
+"""The share of the weights in the objective if only vectors determine the matching. The small share of the weights
+breaks ties, and determines shifts.
 """
 COMPLETING = 3
 """The largest number of sweeps for the parts of an element that vectors do not determine, such as shifts."""

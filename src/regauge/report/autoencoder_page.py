@@ -30,7 +30,7 @@ def autoencoder_page(results: dict[str, Any]) -> str:
 
 
 def pictures_figure(originals: NDArray[np.float64], decoded: NDArray[np.float64]) -> Figure:
-    """Return a figure of the images of networks, above the images of their reconstructions. Both arrays are `[networks,
+    """Return a figure of the images of networks, above the images of their reconstructions, given arrays `[networks,
     height, width, channels]`.
     """
     count, height, width = originals.shape[:3]

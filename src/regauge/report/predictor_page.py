@@ -48,7 +48,7 @@ def curves_figures(history: Sequence[Mapping[str, Any]], best: int) -> list[Figu
 def scatter_figure(measured: NDArray[np.float64], predicted: NDArray[np.float64], name: str) -> Figure:
     """Return predicted against measured numbers with the line of equality.
 
-    Both axes have the range of the measured numbers.
+    Both axes of the plot have the range of the measured numbers.
     """
     low, high = float(measured.min()), float(measured.max())
     margin = 0.05 * (high - low) or 1.0

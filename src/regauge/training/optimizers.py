@@ -18,8 +18,8 @@ from regauge.training.schedules import Rate
 from regauge.training.settings import Setting, require_setting
 
 UPDATED_AT_ONCE = 131_072
-"""The number of entries that are updated at a time. This number of entries stays in the cache between the operations of
-an update."""
+"""The number of entries that are updated at a time. The entries stay in the cache between the operations of an
+update."""
 
 LARGE_NETWORK = 32_768
 """The number of parameters above which networks with different settings are updated one by one, by torch's fused

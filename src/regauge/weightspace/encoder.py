@@ -123,7 +123,7 @@ class Encoder(nn.Module):
     the values. If half-period shifts still act on a bias, the bias is read as an angle. The features of the bias are
     then the sine and cosine of a sum: the angle plus a linear map of the values that are added to the bias. The
     coefficients of the linear map of added values are initially at most one radian for each value, times the frequency.
-    One of the added values is a learned multiple of the sine of twice the angle.
+    One value that is added to the angle is a learned multiple of the sine of twice the angle.
 
     Args:
         has_pairs: Whether blocks with values between two or more units get feature vectors.

@@ -169,8 +169,8 @@ def cifar10_vggs(count: int = 4700, seed: int = 0) -> PopulationConfig:
 def cifar10_halves(count: int = 5000, seed: int = 0) -> PopulationConfig:
     """Return CNNs like `cifar10_cnns`.
 
-    Half of the groups are trained on 95% of classes 0-4 and 5% of the other classes. The other groups are trained on
-    the remaining examples.
+    Half of the groups are trained on 95% of classes 0-4 and 5% of classes 5-9. The second half of the groups is trained
+    on the remaining examples.
 
     References:
         Navon et al. (2024), section 6, merging networks trained on disjoint data sets.

@@ -1,7 +1,7 @@
 """Flows over sine networks of digits: networks are sampled for a class, rendered, and classified.
 
-This experiment goes beyond paper 000. An image classifier that was trained on real images decides whether a sampled
-network shows the requested digit.
+Flows that represent digit images are not part of paper 000. An image classifier that was trained on real images decides
+whether a sampled network shows the requested digit.
 """
 
 import functools

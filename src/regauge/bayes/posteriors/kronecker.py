@@ -227,8 +227,9 @@ class KroneckerPosterior:
     def squared_distance(self, other: "KroneckerPosterior", skip: Collection[str] = ()) -> SquaredDistance:
         """Add `|B_a (x) C_a - B_b (x) C_b|_F^2` of each weight's coupled roots to the spread; see `Transportable`.
 
-        The squared distance equals `tr G_a tr A_a + tr G_b tr A_b - 2 |B_b^T B_a|_* |C_b^T C_a|_*`. Here B and C are
-        the roots of the factors G and A before the coupling. The norm `|X|_*` is the sum of the singular values.
+        The squared distance equals `tr G_a tr A_a + tr G_b tr A_b - 2 |B_b^T B_a|_* |C_b^T C_a|_*`. In these formulas,
+        B and C are the roots of the factors G and A before the coupling. The norm `|X|_*` is the sum of the singular
+        values.
         """
         terms = [name for name in self.terms if name not in skip]
         spread = sum_squares(self.std, other.std, skip)

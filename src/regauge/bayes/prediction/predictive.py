@@ -55,7 +55,8 @@ class Predictive:
         targets: The targets of the examples, `[examples, ...]`.
         averages: The `statistics` of the likelihood, averaged over samples, `[examples, ...]`, and the average
             "log_likelihood".
-        is_exact: Whether the samples are the whole distribution, as for one network. If true, all scores are exact.
+        is_exact: Whether the samples are the whole distribution, as for one network. The scores of a whole distribution
+            are exact.
 
     References:
         Rossi et al. (2023), equation 5. The equation is a sum over examples and is not negated.

@@ -20,7 +20,7 @@ from regauge.discovery.trace import Program
 def gains(program: Program) -> tuple[str, ...]:
     """Return, in graph order, the parameters with one axis that multiply a value entry by entry.
 
-    Examples are gains of norms, and factors in the model's own code.
+    For example, gains of norms and factors in the model's own code are returned.
     """
     found: dict[str, None] = {}
     for node in program.graph.graph.nodes:

@@ -48,8 +48,8 @@ class OddUnits(nn.Module):
         plan: The plan of the layer.
         hidden: The width of the MLPs' hidden layers.
         reaches: For each layout, the characters (exponents of signs) of unit features before the layer.
-        is_pass: Whether untrained layers send features unchanged. If true, untrained layers compute the forward pass of
-            the network that is read.
+        is_pass: Whether untrained layers send features unchanged, and therefore compute the forward pass of the network
+            that is read.
     """
 
     def __init__(self, plan: LayerPlan, hidden: int, reaches: Sequence[Reach], *, is_pass: bool) -> None:

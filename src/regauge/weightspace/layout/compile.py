@@ -33,7 +33,8 @@ class Layout:
         pieces: The parts into which tensors are cut (pieces), by name.
         steps: The products of tensors that are read instead of the tensors. Each factor of a product is a part of a
             tensor or an earlier product.
-        is_signed: Whether signs act on the values that are read. If false, signs are canonicalized first.
+        is_signed: Whether signs act on the values that are read. If `is_signed` is false, signs are canonicalized
+            first.
         is_scaled: Whether positive scales act on the values that are read.
         waves: The angles of each unit set whose units have one angle each, or None if half periods are canonicalized.
     """
@@ -256,8 +257,8 @@ def compile_layout(
             whose products are small enough.
         is_signed: Whether features change under signs, because signs are not canonicalized.
         has_shifts: Whether features also change under half-period shifts, because the shifts are not canonicalized. If
-            true, values to which half periods are added are read through their sine and cosine. If half periods of
-            several kinds are added to one value, the layout has no `waves`, and a canonical form is needed.
+            `has_shifts` is true, values to which half periods are added are read through their sine and cosine. If half
+            periods of several kinds are added to one value, the layout has no `waves`, and a canonical form is needed.
         readers: The axes (parameter, axis) along which layers sum over units. If `readers` is not empty, units have
             weights (shares) in all means.
 

@@ -1,4 +1,4 @@
-"""The division of tensors into pieces. The same groups act on all entries of a piece.
+"""The division of tensors into pieces. All entries of a piece are transformed by the same groups.
 
 A piece is a complete grid of units.
 """

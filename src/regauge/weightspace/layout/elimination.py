@@ -148,7 +148,7 @@ def _multiplied(
 ) -> tuple[Block, Bases, Step]:
     """Return the product of two blocks over an axis of a matrix group.
 
-    Both blocks share the axes within which the group is repeated.
+    The two multiplied blocks share the axes within which the group is repeated.
     """
     (a, a_bases), (b, b_bases) = left, right
     letters = iter(ascii_lowercase[1:] + ascii_uppercase)

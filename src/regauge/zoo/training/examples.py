@@ -159,8 +159,8 @@ def _try(module: nn.Module, inputs: Tensor, seed: int) -> tuple[Tensor, bool]:
 
 @lru_cache(maxsize=4)
 def load_examples(name: str) -> Examples:
-    """Return the examples named in `SETS`, or the examples that `package.module:function` returns. Examples are read
-    once.
+    """Return the examples named in `SETS`, or the examples that `package.module:function` returns. Each data set is
+    read only once.
 
     Raises:
         ValueError: The data set or function does not exist, or the function does not return Examples.
