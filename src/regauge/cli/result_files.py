@@ -30,9 +30,7 @@ def require_results(page: Path, *, overwrite: bool) -> None:
 
 
 def name_files(paths: Sequence[Path]) -> list[str]:
-    """Return names of files or folders for pictures. Parent folders are left out, unless two names would then
-    be equal.
-    """
+    """Return names of files or folders for pictures, without parent folders unless two names would be equal."""
     names = [path.name for path in paths]
     return names if len(set(names)) == len(names) else list(map(str, paths))
 

@@ -1,5 +1,4 @@
-"""The output of a training run: its files, its state while it runs, and its report. Only one process writes an
-output."""
+"""The output of a training run: its files, its state while it runs, and its report. Only one process may write it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
