@@ -123,7 +123,7 @@ class Run:
 
         Results are in the order of the arguments: `found[i][j]` is `step(unit, axes[0][i], axes[1][j])`, where the unit
         is a `Progress` to which a long step may report its parts. If other processes run all remaining steps, this
-        process waits until one of these steps ends or is stopped.
+        process waits until one remaining step ends or is stopped.
         """
         cells = list(itertools.product(*axes))
         advance = self.progress(label, len(cells))
@@ -164,8 +164,8 @@ class Run:
 
     @property
     def has_bfloat16(self) -> bool:
-        """Whether the device computes fast in bfloat16. Otherwise, single precision is used even if settings request
-        bfloat16.
+        """Whether the device computes fast in bfloat16. On other devices, single precision is used even if settings
+        request bfloat16.
         """
         return multiplies_bfloat16(self.device)
 
@@ -186,7 +186,9 @@ class Run:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=is_enabled, cache_enabled=False)
 
     def place(self, kind: str, settings: object) -> Path:
-        """Return the path of the `.safetensors` file for a training result with some settings; it may not exist."""
+        """Return the path of the `.safetensors` file for a training result with some settings. The file may not
+        exist.
+        """
         folder = self.folder / kind
         folder.mkdir(parents=True, exist_ok=True)
         return place_of(folder, (self.seed, settings), ".safetensors")
@@ -202,7 +204,7 @@ class TakenError(Exception):
 
 
 _MAY_WAIT: ContextVar[bool] = ContextVar("may_wait", default=True)
-"""Whether to wait for a step that another process is doing. Otherwise, a `TakenError` is raised, and the step is
+"""Whether to wait for a step that another process is doing. If false, a `TakenError` is raised, and the step is
 postponed."""
 
 

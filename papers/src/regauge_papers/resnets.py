@@ -34,8 +34,8 @@ LONG = ClassifierConfig(
     optimizer=SGD(0.2, momentum=0.9, weight_decay=5e-4, is_nesterov=True),
     schedule=OneCycle(rise=0.25),
 )
-"""The training in `trained_config`. For networks of width 1, three epochs of this training reach a test accuracy of
-76%, and three epochs of AdamW reach 73%."""
+"""The training in `trained_config`. For networks of width 1, three epochs of SGD with the settings in `LONG` reach a
+test accuracy of 76%, and three epochs of AdamW reach 73%."""
 Resnets = dict[int, Comparison]
 """The settings for pairs of networks, by width. The width multiplies the 16, 32 and 64 channels."""
 

@@ -30,7 +30,7 @@ def loss_series(label: str, line: Sequence[Mapping[str, float]], style: Style) -
 class Quantity:
     """A column: its heading, the number of printed decimals, and the function that reads a number from a record.
 
-    By default, the number is the entry of a record with the name of the column, or None without such an entry.
+    By default, the number is the entry of a record with the name of the column, or None if there is no such entry.
     """
 
     name: str
@@ -96,11 +96,11 @@ class Table:
         """Return the cells of the printed table, beginning with the header.
 
         Each row has its label, and the number n of independent values of the first quantity, if any row has several
-        values. Other quantities may have more values, such as both ends of each line. For each quantity, the mean with
-        its standard error follows, or the values if there are fewer than three. If several seeds have more than one
-        value, the standard deviation of the seeds' means follows, or the two means if there are two seeds. If the paper
-        has a number for the quantity, this number follows. For the first quantity, the mean difference from the row
-        `paired` is added.
+        values. Further quantities may have more values, such as the losses at the two endpoints of each line. For each
+        quantity, the mean with its standard error follows, or the values if there are fewer than three. If several
+        seeds have more than one value, the standard deviation of the seeds' means follows, or the two means if there
+        are two seeds. If the paper has a number for the quantity, the paper's number follows. For the first quantity,
+        the mean difference from the row `paired` is added.
         """
         columns = [["", *(row.label for row in self.rows)]]
         counts = [self._count(row) for row in self.rows]
@@ -246,7 +246,7 @@ class Summary:
 
     def print_seeds(self, digits: int) -> str:
         """Return the standard deviation of the means of seeds, or the two means if there are two seeds. Return an empty
-        string if these numbers add no information.
+        string if the means of seeds add no information.
         """
         return _print_few(self.few_seeds, digits) if self.deviation is None else f"{self.deviation:.{digits}f}"
 

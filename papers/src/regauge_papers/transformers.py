@@ -33,7 +33,7 @@ FAMILIES: Mapping[Family, str] = {
     "llama": "Llama style language models",
 }
 PARTS: Mapping[Restrict, str] = {permutations_only: "permutations", without_matrices: "discrete", whole: "all"}
-"""The name of each part of the symmetry. Random seeds are derived from these names."""
+"""The name of each part of the symmetry. Random seeds are derived from the names of parts."""
 BATCH, REPAIR_BATCHES = 250, 4
 """The number of examples that are evaluated at a time, and the number of batches for repair, which are among the
 batches that methods read."""

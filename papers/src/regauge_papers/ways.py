@@ -33,7 +33,7 @@ def without_shifts(symmetry: Symmetry) -> Symmetry:
 def without_matrices(symmetry: Symmetry) -> Symmetry:
     """Return the subgroup that only reorders, flips and rescales units: matrices with one entry in every row.
 
-    For rotations that do not change the vector of ones, this subgroup consists of the permutations.
+    For rotations that do not change the vector of ones, the returned subgroup consists of the permutations.
     """
     return replace(symmetry, groups=tuple(_without_matrix(group) for group in symmetry.groups))
 

@@ -1,4 +1,4 @@
-"""Posteriors over the weights of networks, and the alignment of these distributions.
+"""Posteriors over the weights of networks, and the alignment of posteriors by symmetry.
 
 References:
     Rossi, Singh and Hannagan (2023), On permutation symmetries in Bayesian neural network posteriors.

@@ -34,12 +34,12 @@ KINDS = {"posterior": "parameters", "aligned": "aligned parameters", "prediction
 CONVERGED = 1.01
 """The largest R-hat that Vehtari et al. (2021) recommend."""
 AGREE, SHARE = 1.05, 0.95
-"""The criterion for agreement of chains: a limit on R-hat, and the share of entries within this limit."""
+"""The criterion for agreement of chains: a limit on R-hat, and the share of entries that must be within the limit."""
 GRID = -30
 """The exponent of the grid to which entries are rounded before ranking. The spacing is about 2^GRID times the largest
 entry of the tensor, rounded up to a power of two."""
 ZERO = 1e-12
-"""A threshold relative to the largest entry of all tensors. If all entries of a tensor are below this threshold, the
+"""A threshold relative to the largest entry of all tensors. If all entries of a tensor are below the threshold, the
 entries count as zeros with rounding errors."""
 FEWEST = 4
 """The smallest number of draws in a chain. Each chain is split into halves, which need two draws each."""
@@ -164,7 +164,7 @@ def diagnose(
             All chains must have the same number of draws, at least four.
         symmetry: The symmetry of the networks.
         module: The module that computes predictions on `inputs`, in evaluation mode.
-        inputs: One batch of inputs, as for `Task`. Predictions are the outputs of the module for this batch.
+        inputs: One batch of inputs, as for `Task`. Predictions are the outputs of the module for the batch `inputs`.
         outputs: The output to diagnose, if the module returns several tensors. Default: the first tensor.
 
     Raises:

@@ -125,14 +125,14 @@ def align_many_posteriors(
     method: Method | None = None,
     generator: torch.Generator | None = None,
 ) -> PosteriorAlignment[AnyPosterior]:
-    """Transform posteriors by symmetry until the method brings none of them closer to the barycenter of the others.
+    """Transform posteriors by symmetry until the method brings no posterior closer to the barycenter of all others.
 
     The method matches means and standard deviations, and transforms whole posteriors, as in `align_posteriors`. For K
     diagonal Gaussians, the sum of `W2^2` over pairs is K times the sum of the distances from the barycenter. Each step
     transforms one posterior and lowers the sum of the distances.
 
     Args:
-        posteriors: One or more posteriors of any kinds. The first posterior is not transformed.
+        posteriors: One or more posteriors of any kinds. The first posterior in the list is not transformed.
         symmetry, generator: See `align_posteriors`.
         method: The method, which compares pairs of means and standard deviations. The default is `GaussianMatching()`,
             which uses `MergeMany` for many posteriors. `GaussianMatching(method=WeightMatching())` aligns all
@@ -216,16 +216,16 @@ def one_gaussian(
     standard deviations (`spread=1`) can therefore be worse than the mean network alone. Choose `spread` by the
     likelihood of held-out data. Activations of the mean network lose variance, which `repair` restores. With `repair`,
     the loss of the mean of sixteen MLPs on MNIST fell from 0.30 to 0.12. The sixteen MLPs had a loss of 0.09
-    (cross-entropy, in nats). Running statistics of batch normalization are averaged, but these averages are wrong for
-    the mean network. Recompute the running statistics with `reset_batchnorm` or `repair`.
+    (cross-entropy, in nats). Running statistics of batch normalization are averaged, but the averages are wrong for the
+    mean network. Recompute the running statistics with `reset_batchnorm` or `repair`.
 
     Args:
         members: At least two networks, or at least one posterior.
         symmetry: The symmetry of all members.
         spread: The nonnegative factor of the standard deviations.
         method: The alignment method. For networks, the default is `MergeMany()`, which matches each network to the mean
-            of the others. For posteriors, the default is `GaussianMatching()`. A method for pairs aligns all members to
-            the first.
+            of all other networks. For posteriors, the default is `GaussianMatching()`. A method for pairs aligns all
+            members to the first.
         task: The task, for methods that use data. For networks, the loss of the mean network on the task also selects
             among restarts.
         generator: The random generator, for random methods.

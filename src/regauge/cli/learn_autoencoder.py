@@ -96,4 +96,4 @@ COMMANDS: dict[type, Callable[[Any], None]] = {
     LearnDecode: decode,
     LearnNearest: nearest,
 }
-"""The commands of this file."""
+"""The commands of this file, by their options."""

@@ -59,7 +59,7 @@ def target_of(text: str) -> int | Literal["medoid", "universe"]:
 def pairs_of(options: ZooCompare | ZooMap) -> Iterator[zoo.PairMatrices]:
     """Return a context with the networks of a command and matrices over their pairs, which exist only in the context.
 
-    If the same command is run again, it continues in the folder `OUT.parts`.
+    A command that is run again continues in the folder `OUT.parts`.
     """
     store = Store.open(options.store)
     among = Collection(store).find(options.where, options.checkpoints)

@@ -87,7 +87,8 @@ def check(path: Path, content: bytes, sha256: str | Sequence[str], data: str) ->
 
 
 def read(file: DataFile, folder: str | Path | None = None) -> bytes:
-    """Return the content of a file in a folder; without a folder, search this machine or download the file.
+    """Return the content of a file in a folder. Without a folder, search for the file on this machine, or download the
+    file.
 
     Raises:
         FileNotFoundError: The file does not exist and cannot be downloaded.

@@ -92,8 +92,8 @@ def shape(name: str, folder: str | Path | None = None) -> Shape:
 def voxels(category: Category, folder: str | Path | None = None) -> Tensor:
     """Return all occupancy grids of a category, boolean `[shapes, 32, 32, 32]`: 889 chairs or 465 monitors.
 
-    About 50 chairs and 14 monitors repeat another grid exactly. See `shape` for errors and `folder`. The default folder
-    is `modelnet10_voxels` in the folder that `REGAUGE_DATA` names.
+    About 50 grids of chairs and 14 grids of monitors exactly repeat a further grid of their category. See `shape` for
+    errors and `folder`. The default folder is `modelnet10_voxels` in the folder that `REGAUGE_DATA` names.
 
     References:
         Wu et al. (2015), 3D ShapeNets.

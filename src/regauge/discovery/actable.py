@@ -44,7 +44,7 @@ def cannot_act(symmetry: Symmetry) -> dict[str, str]:
 class _Part:
     """One parameter, or some of its axes, and the groups that act on them.
 
-    If a group is repeated within the units of other groups, such as heads, it is listed after these groups.
+    If a group is repeated within the units of other groups, such as heads, the outer groups are listed first.
 
     Attributes:
         groups: The groups, restricted to their placements on the parameter.
@@ -60,7 +60,7 @@ class _Part:
     def geometry(self) -> Hashable:
         """Return a key that describes the groups, their placements and the parameter's shape without any names.
 
-        If the keys of two parameters are equal, the groups act on both in the same way.
+        If the keys of two parameters are equal, the groups act on the two parameters in the same way.
         """
         numbers = {group.name: str(k) for k, group in enumerate(self.groups)}
 

@@ -227,7 +227,7 @@ def activations(
     Args:
         module: The model. The model runs in evaluation mode and is not modified.
         example_inputs: One batch, as for `discover`.
-        symmetry: A symmetry that `discover` found, part of such a symmetry, or a symmetry written by hand.
+        symmetry: A symmetry that `discover` found, part of a discovered symmetry, or a symmetry written by hand.
         example_kwargs: Keyword arguments of the model.
         outputs: The outputs that must not change, as passed to `discover`.
         only_read: Whether to report only the values that layers read (see `Activations.read`). With `only_read`,
@@ -343,8 +343,8 @@ def _dependent(program: Program) -> set[Node]:
 def _read(program: Program, placed: Symmetry) -> tuple[str, ...]:
     """Return the values that layers read. If a layer reads a copy, return the original value, if groups act on it.
 
-    Some groups act on no value that a layer reads. For a group that acts on no such value, all values on which the
-    group acts are added, except copies.
+    Some groups act on no value that a layer reads. For a group without values that a layer reads, all values on which
+    the group acts are added, except copies.
     """
     names = placed.shapes
     found: dict[str, None] = {}

@@ -209,7 +209,7 @@ def _pairings(
     """Group coordinates with a common sign into pairs, and yield all possible groupings.
 
     Each grouping is a list of pairs, with the number of the axis factor along which the coordinates of a pair differ.
-    If the coordinates of a pair are in two halves of an axis, this number is None.
+    If the coordinates of a pair are in two halves of an axis, the number is None.
     """
     found = [_pieces(places[slot], bases) for slot in slots]
     for k in range(min(map(len, found), default=0)):
@@ -233,7 +233,7 @@ def _neighbors(
 ) -> list[PairedAxis]:
     """Return pairs of coordinates that differ only in the index of one axis factor of size two.
 
-    For example, adjacent entries form such pairs, and so do real and imaginary parts.
+    For example, the coordinates of a pair are adjacent entries, or a real part and an imaginary part.
     """
     result = []
     for slot in slots:
@@ -272,7 +272,7 @@ def _watched_pairs(
 ) -> list[PairedAxis]:
     """Return the pairs of coordinates in intermediate values, grouped in the same way as the pairs in parameters.
 
-    Intermediate values in which the coordinates do not form such pairs are omitted.
+    Intermediate values in which the coordinates do not form pairs are omitted.
     """
     result = []
     for name in dict.fromkeys(places[slot].name for slot in slots):

@@ -353,8 +353,8 @@ def _uniform(family: Mapping[int, int], params: Mapping[str, Value], slots: Slot
 
 
 def _new(found: Sequence[Exponents], known: Sequence[Exponents], params: Collection[str]) -> list[Exponents]:
-    """Return families of scales that are linearly independent of known families. The returned families are chosen such
-    that they change few tensors.
+    """Return families of scales that are linearly independent of known families. Among all possible choices, families
+    that change few tensors are returned.
     """
     numbers: dict[tuple[str, int, int], int] = {}
 
@@ -366,8 +366,8 @@ def _new(found: Sequence[Exponents], known: Sequence[Exponents], params: Collect
         return sum(name in params for name, _, _ in exponents)
 
     def shorter(exponents: Exponents, others: Sequence[Exponents]) -> Exponents:
-        """Subtract multiples of other families from a family of scales, as long as this reduces the number of nonzero
-        exponents.
+        """Subtract multiples of other families from a family of scales, as long as the subtraction reduces the number
+        of nonzero exponents.
         """
         every = (
             {e: x for e in {**exponents, **other} if (x := exponents.get(e, 0) - factor * other.get(e, 0))}
@@ -415,7 +415,7 @@ class _Emitter:
 
     def _placements(self, name: str, exponents: Mapping[tuple[int, int], int]) -> list[Placement]:
         """Return the placements of a common scale on one tensor. If axes have several blocks, the placements are on
-        these axes. Otherwise, the only placement is on a single axis.
+        these axes. If no axis has several blocks, the only placement is on a single axis.
         """
         value = self.tensors[name]
         whole = exponents.get((WHOLE, 0), 0)

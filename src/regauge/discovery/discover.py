@@ -70,7 +70,7 @@ def discover(
     The module is traced in evaluation mode with `torch.export`. Operators tie axes together, and tied axes become one
     group. The operators that use the axes of a group determine the transformations that are possible. An operator
     without a rule freezes the axes of its operands and results. The result holds for the shapes, branches and outputs
-    of this trace. As a test, a random element acts on random tensors, one parameter at a time. A group that cannot act
+    of the trace. As a test, a random element acts on random tensors, one parameter at a time. A group that cannot act
     on random tensors is frozen, and the reason is recorded.
 
     Buffers that a normalization fills, such as running means and variances, are statistics. Groups act on statistics as
@@ -89,9 +89,9 @@ def discover(
         ones: The names of gains that are exactly one, and that no element of the symmetry changes. `rg.discovery.fold`
             sets gains to one. A residual stream that is read through RMSNorm with gains of one can be rotated. With
             LayerNorm, the rotations must also keep the vector of ones. The resulting symmetry is valid only for
-            networks in which these gains are one.
-        keep: Names, or patterns such as "*.position", of further tensors that are structure. For example, name frozen
-            parameters that are equal in all networks, such as tables of sines or fixed filters.
+            networks in which the gains in `ones` are one.
+        keep: Names, or patterns such as "*.position", of further tensors that are structure. For example, tables of
+            sines and fixed filters may be frozen parameters that are equal in all networks.
         move: Names or patterns of buffers on which groups act although no normalization fills them; "*" matches all
             buffers.
         verify: Whether to check the result numerically and freeze the groups that fail the check. Default: true if the

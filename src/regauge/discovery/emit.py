@@ -17,7 +17,7 @@ def groups_of(freedoms: Sequence[Freedom], slots: Slots, aliases: Mapping[str, t
 
     A group, such as heads, comes before the groups that are repeated within its units.
 
-    If intermediate values are watched, the groups also have placements on these values.
+    If intermediate values are watched, the groups also have placements on watched values.
     """
     return _Emitter(freedoms, {**slots.places, **slots.watched}, aliases).run()
 
@@ -160,7 +160,7 @@ class _Emitter:
 
     def _turns(self, freedom: Freedom) -> list[Group]:
         """Return two groups for each kind of coordinate pair. The units of the first group are the pairs, and the group
-        may scale them. The second group rotates each pair.
+        may scale them. The second group rotates each pair of coordinates.
         """
         groups = []
         size = freedom.atom.size

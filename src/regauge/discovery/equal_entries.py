@@ -94,8 +94,7 @@ class EqualEntries:
         """Return whether the sums (or means, maxima, minima) of two blocks of one axis can be equal.
 
         The node must reduce each block to one entry, and the blocks must lie along the last axis. Before the node,
-        another operator may have selected the largest entries of each block. For nodes without this form, the result is
-        True.
+        another operator may have selected the largest entries of each block. For all other nodes, the result is True.
         """
         name = operator_name(node)
         first = node.args[0] if node.args else None

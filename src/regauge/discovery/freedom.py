@@ -55,9 +55,9 @@ class Turns:
     Attributes:
         axes: The axes that contain the pairs of coordinates.
         bases: Other atoms (axis factors), such as heads, on whose index the rotation angle may also depend.
-        scales: Families of scales that act only on these pairs of coordinates.
+        scales: Families of scales that act only on the pairs of coordinates in `axes`.
         unread: The names of intermediate values that contain only one coordinate of a pair. No placement describes how
-            rotations act on these values.
+            rotations act on values with only one coordinate of a pair.
     """
 
     axes: tuple[PairedAxis, ...]
@@ -105,12 +105,12 @@ class Freedom:
         watched: The slots of the atom in the intermediate values for which the caller requested placements.
         is_permuted: Whether the units of the atom can be permuted.
         bases: Other atoms, such as heads, on whose index the permutation may depend. If there is no permutation, a
-            scale or sign may depend on the index of these atoms.
+            scale or sign may depend on the index of the bases.
         scales: The families of positive scales.
         signs: The families of signs.
         shifts: The families of half-period shifts.
         matrices: Matrices that act on some of the slots. No permutation and no family acts on slots with matrices.
-        turns: Rotations of pairs of coordinates, if the units of the atom have such pairs.
+        turns: Rotations of pairs of coordinates, if the units of the atom have pairs of coordinates.
     """
 
     atom: Atom

@@ -28,7 +28,8 @@ from regauge.discovery.trace import Program
 from regauge.discovery.traceable import TraceError
 
 HALF = frozenset({torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2})
-"""Dtypes of low precision. If a model rounds parameters to such a dtype, scales do not commute with the rounding."""
+"""Dtypes of low precision. If a model rounds parameters to a dtype of low precision, scales do not commute with the
+rounding."""
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 RULE_ERRORS = (NoRuleError, ValueError, TypeError, KeyError, IndexError, AssertionError, ArithmeticError)
 """The errors that a rule may raise if it cannot handle a call."""
@@ -62,7 +63,7 @@ positions as plain numbers.
 @dataclass(frozen=True)
 class Summed:
     """A product of two tensors that is used only in sums over one axis. For the square of a tensor, `factors` contains
-    only this tensor.
+    only one tensor.
 
     Rotations do not change a sum of squares. Matrices that act inversely on both factors do not change a sum of
     products.

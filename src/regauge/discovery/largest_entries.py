@@ -35,8 +35,8 @@ def may_tie_on_top(known: EqualEntries, node: Any, dim: int, count: int) -> bool
 def do_ties_vanish(known: EqualEntries, top: Node, dim: int) -> bool:
     """Return whether all equal entries among the largest are zeros of a ReLU that are later written into zeros.
 
-    If all equal entries are such zeros, the choice among equal entries has no effect. For example, sparse autoencoders
-    write their largest entries into a tensor of zeros.
+    If all equal entries are zeros of a ReLU, the choice among equal entries has no effect. For example, sparse
+    autoencoders write their largest entries into a tensor of zeros.
     """
     source = top.args[0]
     while isinstance(source, Node) and operator_name(source) in SAME:

@@ -125,8 +125,8 @@ class Law:
     Each row of `scale` contains one integer coefficient for each axis. The sum of the coefficients times the logarithms
     of the axes' scales must be zero. Each row of `sign` is a similar equation modulo two for signs, in which 1 stands
     for a negative sign. Each entry of `edges` contains the numbers of two axes and a parity. If the parity is +1, the
-    same matrix acts on both axes; if it is -1, the inverse transpose acts on the second axis. No matrix may act on an
-    axis without an edge.
+    same matrix acts on both axes. If the parity is -1, the inverse transpose acts on the second axis. No matrix may act
+    on an axis without an edge.
 
     Attributes:
         axes: The axes along which the operator index runs.
@@ -135,11 +135,11 @@ class Law:
         edges: Pairs of axes on which one matrix may act. If `edges` is None, no matrix may act.
         is_metric: Whether all matrices must be rotations.
         keeps_ones: Whether all matrices must be rotations that keep the vector of ones.
-        is_mixing: Whether the operator treats all indices jointly. Transformations of other axes may then not depend on
-            the position along this index.
-        is_shared: Whether this axis must have the same permutation at all indices of the other axes. The group of this
-            axis then cannot be repeated within another group.
-        is_virtual: Whether the result selects indices from this axis. The axis is then the virtual axis of the result.
+        is_mixing: Whether the operator treats all indices jointly. If indices are treated jointly, transformations of
+            other axes may not depend on the position along the index.
+        is_shared: Whether the axis must have the same permutation at all indices of the other axes. The group of such
+            an axis cannot be repeated within another group.
+        is_virtual: Whether the result selects indices from the axis. Such an axis is the virtual axis of the result.
         shift: The equations for translations, which add the same number to all entries at one index of the axis. If
             `shift` is None, no translation commutes with the operator.
         period: For a function with half period pi, such as sin or cos: whether the function is odd or even.
@@ -192,7 +192,7 @@ def added(axes: Sequence[Axis], out: Axis) -> Law:
 def offset(axes: Sequence[Axis], out: Axis) -> Law:
     """Return the constraint (law) for an axis of a sum, if some summand is constant along this axis.
 
-    Only permutations and translations of such an axis commute with the sum.
+    Only permutations and translations of the axis commute with the sum.
     """
     return Law((*axes, out), shift=((*(1.0 for _ in axes), -1.0),))
 
@@ -245,8 +245,8 @@ def shared(*axes: Axis) -> Law:
 def entrywise(scale: Sequence[int] | None, sign: Sequence[int] | None) -> LawOf:
     """Return the constraint (law) for a function that is applied to each entry.
 
-    One equation relates the scales of the input and the result, and another equation their signs. The equation `(1,
-    -2)` means `log(scale of x) - 2 log(scale of the result) = 0`. If an equation is None, no scale (or no sign)
+    One equation relates the scales of the input and the result. A second equation relates their signs. The equation
+    `(1, -2)` means `log(scale of x) - 2 log(scale of the result) = 0`. If an equation is None, no scale (or no sign)
     commutes with the function.
     """
 
@@ -288,7 +288,7 @@ def contracted(x: Axis, y: Axis) -> Law:
 
 
 def product(out: Axis | None, factors: Sequence[Axis], exponents: Sequence[int] | None = None) -> Law:
-    """Return the constraint (law) for a product of entries. If `out` is None, the product is summed over this index."""
+    """Return the constraint (law) for a product of entries. If `out` is None, the product is summed over the index."""
     exponents = list(exponents or [1] * len(factors))
     axes = (*factors, *([out] if out else []))
     row = (*exponents, *([-1] if out else []))

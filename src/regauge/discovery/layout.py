@@ -18,7 +18,7 @@ two tied axes need more blocks, both axes are frozen.
 
 class Atom:
     """A node of the union-find forest of atoms, the factors into which operators divide axes. Only the root of each
-    tree is an atom; the other nodes refer to their root.
+    tree is an atom. All other nodes refer to their root.
     """
 
     __slots__ = ("branches", "factors", "frozen", "origins", "parent", "size")
@@ -149,7 +149,7 @@ def split(layout: Layout, sizes: Sequence[int]) -> list[Layout] | None:
 
 
 def unify(a: Layout, b: Layout, reason: str) -> bool:
-    """Tie two axes, index by index, by giving both the same factors.
+    """Tie two axes, index by index, by giving both axes the same factors.
 
     If the axes cannot get the same factors, freeze both axes and return False.
     """

@@ -1,5 +1,5 @@
-"""The functions on which all operator rules build: they tie axes, record laws, freeze unknown axes and rearrange
-entries.
+"""The functions on which all operator rules build. These functions tie axes, record laws, freeze unknown axes and
+rearrange entries.
 
 Views, permutations, slices, repetitions and concatenations rearrange entries without changing them.
 """
@@ -121,7 +121,7 @@ class Movement:
         """Forbid scales of operands and results that no record from number `start` on mentions, such as numbers without
         axes.
 
-        If an operand is returned unchanged, it can still be scaled, even if no record mentions it.
+        If an operand is returned unchanged, the operand can still be scaled, even if no record mentions it.
         """
         mentioned = {axis.value for record in self.records[start:] for one in record for axis in one.axes}
         given = {x for x in operands if isinstance(x, Value)}

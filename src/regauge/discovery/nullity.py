@@ -60,8 +60,9 @@ class Nullity:
     Attributes:
         parameters: The number of entries (of parameters and buffers) that were varied. Structure tensors and integer
             buffers are not varied. Tied tensors count once.
-        inert: The number of entries that do not influence the outputs at this point. Each inert entry is a dimension of
-            the null space. For example, key biases of attention, unused entries, and entries of dead units are inert.
+        inert: The number of entries that do not influence the outputs at the evaluation point. Each inert entry is a
+            dimension of the null space. For example, key biases of attention, unused entries, and entries of dead units
+            are inert.
         null: The dimension of the null space of the Jacobian.
         found: The dimension of the part of the null space that the discovered symmetry spans. The spanned part includes
             scales, rotations, invertible matrices, translations, and rotations of residual streams whose gains are set
@@ -120,17 +121,17 @@ def nullity(
     example are sampled. If the example is nonnegative, the sampled inputs are nonnegative too. If the model also fails
     on inputs as large as the example, integer inputs are copied from the example. The Jacobian has one column for each
     entry of the parameters and floating-point buffers. Buffers such as running statistics are included, because groups
-    act on them and they can compensate for parameters. The symmetry is complete at the evaluation point if its tangent
-    vectors span the null space. A unit that is dead at the evaluation point may cause further null directions that
-    belong to no symmetry.
+    act on buffers, and buffers can compensate for parameters. The symmetry is complete at the evaluation point if its
+    tangent vectors span the null space. A unit that is dead at the evaluation point may cause further null directions
+    that belong to no symmetry.
 
     Args:
         module: A small model. The cost grows with the cube of its number of parameters.
         example_inputs: Example inputs, as for `discover`.
         example_kwargs: Keyword arguments of the module.
-        symmetry: The symmetry to test. If None, the symmetry is discovered from the module.
+        symmetry: The symmetry to test. By default, the symmetry is discovered from the module.
         outputs: The outputs that are differentiated, as for `discover`.
-        generator: The generator that samples the point and the inputs. If None, a generator with seed 0 is used.
+        generator: The generator that samples the point and the inputs. Default: a generator with seed 0.
         tolerance: Singular values below this fraction of the largest one count as zero. The Jacobian is computed in
             float64, even if the model converts tensors to float32.
 
@@ -185,8 +186,8 @@ class _Point:
         report: The comparison of the null space with the symmetry, and known causes of further directions.
         space: The null space, and the part of it whose cause is known.
         params: The parameters.
-        columns: The norms of the Jacobian's columns. Vectors of the null space are multiplied by these norms, entry by
-            entry.
+        columns: The norms of the Jacobian's columns. Vectors of the null space are multiplied by the norms of the
+            columns, entry by entry.
         is_active: For each parameter entry, whether it influences the outputs.
     """
 
@@ -284,7 +285,9 @@ def _add_ranks(point: _Point, probe: Probe, names: list[str], generator: torch.G
 
 
 class _Directions:
-    """The null space of a Jacobian, and a subspace of directions whose cause is known. The subspace can be enlarged."""
+    """The null space of a Jacobian, and its subspace of directions whose cause is known. Directions can be added to
+    this subspace.
+    """
 
     def __init__(self, jacobian: Tensor, tolerance: float) -> None:
         singular, right = _svd(jacobian)

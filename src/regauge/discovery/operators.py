@@ -76,7 +76,7 @@ class Call:
         overload: The overload of the operator, such as "default", "Tensor" or "dim_IntList".
         arguments: The arguments, including defaults, by their names in the operator's schema.
         shapes: The shapes of the tensors that the operator returns.
-        is_float: For each returned tensor, whether it has a floating-point dtype at least as fine as that of the
+        is_float: For each returned tensor, whether it has a floating-point dtype at least as fine as the dtype of the
             parameters.
         is_used: For each returned tensor, whether a later operator uses it.
         is_divisor: Whether the result is used only as a divisor of other tensors.

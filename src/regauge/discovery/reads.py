@@ -44,8 +44,8 @@ class _Roles:
 
     Attributes:
         parts: Pairs of an axis and the axes into which an operator splits it.
-        open: For each summed product of two parameters, the summed axes of both parameters. Along one of the summed
-            axes, the layer reads units; the axis is chosen later.
+        open: For each summed product of two parameters, the summed axes of both parameters. Along one summed axis, the
+            layer reads units. This axis is chosen later.
     """
 
     def __init__(self, params: Mapping[str, Value]) -> None:
@@ -58,7 +58,7 @@ class _Roles:
         self.open: list[list[list[Node]]] = []
 
     def add(self, record: Record) -> None:
-        """Add the axes of one operator. Tensors that occur for the first time are results of this operator."""
+        """Add the axes of one operator. Tensors that occur for the first time are results of the operator."""
         values = dict.fromkeys(axis.value for law in record for axis in law.axes)
         seen = [value for value in values if value in self.has_params]
         for value in values:

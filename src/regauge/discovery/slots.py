@@ -83,8 +83,8 @@ class SlotPlace:
     block is a part of the axis that is a product of indivisible factors (leaves).
 
     Attributes:
-        others: The sizes and strides of the other indivisible factors of the block.
-        mates: The other indivisible factors of the block, as atoms.
+        others: The sizes and strides of the indivisible factors of the block, except the slot's own factor.
+        mates: The indivisible factors of the block except the slot's own factor, as atoms.
         beside: Other atoms that also have exactly one index at each entry of the slot.
         is_whole: Whether the block covers the whole axis.
         numel_elsewhere: The number of entries of the parameter at each index of the axis.

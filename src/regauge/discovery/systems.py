@@ -36,8 +36,8 @@ class Proportions:
     If a root is fixed to zero, all unknowns that are multiples of the root are zero.
 
     Args:
-        order: An order of the unknowns. When an equation joins two roots, the later root in this order stays free. By
-            default, the first unknown of an equation determines the free root.
+        order: An order of the unknowns. When an equation joins two roots, the root that is later in `order` stays free.
+            By default, the first unknown of an equation determines the free root.
         modulus: The modulus of the coefficients: 2 for signs, and 0 for rational numbers.
     """
 

@@ -73,7 +73,7 @@ class Program:
         origins: Names of all parameters and buffers in the checkpoint, by placeholder.
         floating: Names of the floating-point parameters and buffers.
         added: The numbers that the model adds to parameters before it multiplies by the sums. The graph does not
-            contain these additions.
+            contain the additions.
         has_known_sizes: Whether tensor sizes depend on integers in the example inputs. If sizes depend on integers, the
             program is valid only for the integers of the example.
     """
@@ -186,7 +186,7 @@ def _no_source() -> Iterator[None]:
 def _export_without_cache(wrapped: SelectedOutputs, given: Given) -> ExportedProgram | None:
     """Export without key-value caches. Return None if there are no caches, or if an output depends on them.
 
-    Writing to a cache is an in-place operation, and a program with such operations would need a second export.
+    Writing to a cache is an in-place operation, and a program with in-place operations would need a second export.
     Transformer decoders use a cache if `config.use_cache` is set. If the caller passes the keyword `use_cache`, the
     cache is not switched off.
     """

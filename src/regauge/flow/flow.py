@@ -60,8 +60,7 @@ class Flow:
         prior: The distribution of the start points of samples.
         moments: Statistics of the networks to which the flow was fitted.
         design: The settings from which the flow is built.
-        classes: The values of the label column, empty without labels. `sample` can sample networks for one of the
-            values.
+        classes: The values of the label column, empty without labels. `sample` can sample networks for one label value.
         about: Facts about the training run, as JSON.
         trained: The training history; None if the flow was loaded from a file.
         reference: The point in the space `networks` to which networks are aligned, `[values]`; None if the fit did not
@@ -257,8 +256,8 @@ class Flow:
         Args:
             population: Networks with a leading model axis. The result has the precision of the networks.
             steps: The number of steps of the Runge-Kutta method.
-            probes: The number of random vectors that estimate divergences. All networks use the same vectors. If None,
-                divergences are exact, and each coordinate costs one backward pass.
+            probes: The number of random vectors that estimate divergences. All networks use the same vectors. If
+                `probes` is None, divergences are exact, and each coordinate costs one backward pass.
             label: One of `classes`, for a flow with labels.
             generator: The random generator of the probes. By default, the probes are fixed.
         """

@@ -85,7 +85,7 @@ class Judgement:
             without a classification task.
         places: Training, held-out and generated networks, projected to the first two principal axes of the training
             networks.
-        share: The share of the variance that the two axes of `places` explain.
+        share: The share of the variance that the two principal axes explain.
     """
 
     scores: tuple[Score, ...]

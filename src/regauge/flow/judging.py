@@ -81,7 +81,7 @@ class KnownNetworks:
         distances: Distances to the known networks, and between held-out networks.
         answers: The class probabilities of some training networks, and the class labels of the examples.
         scored: The scores of held-out networks, followed by the scores of the controls.
-        dtypes: A training network. Generated networks are converted to the dtypes of this network.
+        dtypes: A training network. Generated networks are converted to the dtypes of the training network.
     """
 
     evaluate: Judge
@@ -103,7 +103,7 @@ class KnownNetworks:
         *,
         generator: torch.Generator | None = None,
     ) -> "KnownNetworks":
-        """Evaluate held-out networks and `count` controls of each kind; see `judge` for the other arguments."""
+        """Evaluate held-out networks and `count` controls of each kind; see `judge` for all other arguments."""
         for name, population in {"train": train, "held_out": held_out}.items():
             _require_two(name, population)
         space = Space.of(train, symmetry, Representation("sphere"))
@@ -182,7 +182,7 @@ def make_controls(
 
 
 def _require_two(name: str, population: Mapping[str, Tensor]) -> int:
-    """Return the number of networks; raise a ValueError if it is less than two."""
+    """Return the number of networks. Raise a ValueError if there are fewer than two networks."""
     if (count := count_models(population)) < 2:
         raise ValueError(f"`{name}` has {count} networks; distances need two at least")
     return count

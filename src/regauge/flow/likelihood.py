@@ -23,7 +23,7 @@ def integrate_density(
         x: Points at time 1.
         steps: The number of steps.
         probes: Random sign vectors that estimate divergences (Hutchinson). All points and times use the same vectors.
-            If None, divergences are exact, and each coordinate costs one backward pass.
+            If `probes` is None, divergences are exact, and each coordinate costs one backward pass.
 
     References:
         Grathwohl et al. (2019), FFJORD, equations 4 and 8; Mathieu and Nickel (2020), Riemannian continuous normalizing

@@ -77,8 +77,8 @@ class Tokens:
     """A transformer whose tokens are units in a fixed order, for aligned networks.
 
     A token reads all weights of a unit: its incoming weights, its bias and its outgoing weights. All units of a group
-    share the same linear maps. A weight that belongs to two units gets the mean of the outputs of the two tokens.
-    Weights that belong to no unit form one additional token.
+    share the same linear maps. A weight that belongs to two units gets the mean of the outputs of their tokens. Weights
+    that belong to no unit form one additional token.
 
     Attributes:
         width: The width of tokens.

@@ -7,7 +7,8 @@ from regauge.flow.judgement import HALF, WORKING
 from regauge.flow.manifold import Points
 
 WIDE = 1.1
-"""A limit on `Outlook.spread`. Above this limit, sampled networks are not expected to solve the task."""
+"""A limit on `Outlook.spread`. If the spread is above the limit, sampled networks are not expected to solve the
+task."""
 HELP = "one initialization, more networks, or a task that selects or guides samples (sample(task=...), Guidance) help"
 
 

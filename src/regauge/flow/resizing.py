@@ -53,7 +53,9 @@ def _pieces(space: Space) -> list[tuple[str, int, int]]:
 
 
 def _matches(before: Symmetry, after: Symmetry, name: str, axis: int) -> tuple[Tensor, Tensor]:
-    """Return corresponding indices of an axis in both networks, for the first two units of each group."""
+    """Return corresponding indices of an axis before and after the change of sizes, for the first two units of each
+    group.
+    """
     pairs = [
         (first, second, min(2, one.size, other.size))
         for one, other in zip(before.groups, after.groups, strict=True)

@@ -38,7 +38,7 @@ def integrate(
         solver: "euler" follows geodesics. If the velocity at the start leads along a geodesic, a single step reaches
             the endpoint of the geodesic. Other solvers are "heun" (order 2, two evaluations per step) and "runge_kutta"
             (order 4, four evaluations per step).
-        end: The last time.
+        end: The time at which the integration ends.
 
     Raises:
         ValueError: There is no solver with the given name, or the number of steps is not positive.

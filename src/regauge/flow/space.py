@@ -130,7 +130,7 @@ class Space(Manifold):
         """Return the space of networks with other numbers of units.
 
         Raises:
-            ValueError: The other networks have different tensors.
+            ValueError: Networks with the given symmetry have other tensors.
         """
         if missing := [name for name in self.names if name not in {*symmetry.shapes, LOG_NORM}]:
             raise ValueError(

@@ -23,8 +23,8 @@ class BetaTime:
     """Times that follow a Beta distribution.
 
     Attributes:
-        a: The first parameter; larger values favor late times.
-        b: The second parameter; larger values favor early times.
+        a: The first parameter of the Beta distribution. Larger values favor late times.
+        b: The second parameter of the Beta distribution. Larger values favor early times.
 
     References:
         Erdogan (2025), section 6.3, with a = 1 and b = 2.

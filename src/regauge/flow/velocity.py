@@ -15,8 +15,8 @@ from regauge.flow.priors import Prior
 from regauge.flow.space import Space
 
 LATEST = 0.99
-"""Up to this time, the distance to a predicted endpoint is divided by the remaining time. Later, the distance is
-divided by 0.01."""
+"""Up to this time, the distance to a predicted endpoint is divided by the remaining time. After this time, the distance
+is divided by 0.01."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +100,8 @@ class Velocity(nn.Module):
         return self.space.tangent(x, mean + spread * self._read(x, t, labels))
 
     def resize(self, space: Space, places: Int[Tensor, " values"]) -> None:
-        """Adapt the velocity to another space. Each new coordinate gets the statistics of one coordinate of the current
-        space.
+        """Adapt the velocity to the space of networks with other sizes. Each new coordinate gets the statistics of one
+        coordinate of the current space.
         """
         assert isinstance(self.net, OverNetworks)
         self.net.resize(space)

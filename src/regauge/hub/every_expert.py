@@ -26,7 +26,8 @@ class EveryExpert(TorchFunctionMode):
 
     In one form, the loop finds the chosen experts with `nonzero`, finds the tokens of an expert with `where`, and adds
     the results of the tokens with `index_add_`. Only the loop itself may use the result of `where`. The last `spare`
-    entries of the expert masks do not represent experts. The spare entries represent tokens that other devices process.
+    entries of the expert masks do not represent experts. The `spare` entries represent tokens that other devices
+    process.
 
     A second form of the loop sorts the tokens by expert. A third form splits the tokens by a list of token counts per
     expert, and concatenates the results of the experts with `cat`.

@@ -53,7 +53,7 @@ def example_inputs(module: nn.Module, config: Any) -> Iterator[Kwargs]:
 
     If a model also reads images or sounds, the last inputs are embeddings, which skip the submodels that compute
     embeddings. A symmetry that is discovered with embeddings as inputs does not change the axes of the embeddings. The
-    first inputs reach all submodels, and at most one later input skips a submodel.
+    first inputs that are yielded reach all submodels, and at most one later input skips a submodel.
 
     Raises:
         ValueError: No inputs are known that the model accepts.
@@ -100,7 +100,7 @@ def parts_of(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def _reaches(module: nn.Module, kwargs: Kwargs, parts: Mapping[str, nn.Module]) -> bool:
-    """Return whether calling the model with these inputs calls every submodel."""
+    """Return whether calling the model with the given inputs calls every submodel."""
     called: set[str] = set()
     with ExitStack() as stack, torch.no_grad():
         for name, part in parts.items():

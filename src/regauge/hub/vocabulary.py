@@ -154,7 +154,7 @@ def unite(
         networks: The networks. Paths in `wanted` are the labels of networks.
         wanted: The requested vocabulary.
         config: The configuration of the checkpoint whose files are copied to the output. The function changes the
-            number of tokens in this configuration.
+            number of tokens in the configuration.
         base: The index of the base; None without a base.
         source: The index of the checkpoint whose files are copied to the output.
 

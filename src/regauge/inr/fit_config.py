@@ -20,7 +20,7 @@ RATE = 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class FitConfig(DescentConfig):
-    """Settings of a fit with Adam on random samples, drawn with replacement. The defaults are those of paper 003.
+    """Settings of a fit with Adam on random samples, drawn with replacement. The defaults come from paper 003.
 
     Attributes:
         steps: Number of steps of Adam.

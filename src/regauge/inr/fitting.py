@@ -144,10 +144,10 @@ class Gradient:
     """A function `f(params, (points, labels))` to the mean loss and its gradients, at the cost of matrix products.
 
     A batch is processed in blocks of rows. Each block is processed forward and then immediately backward, so the block
-    stays in the cache. Sines and cosines are computed once, in place, and no array of the batch's size is written. The
-    gradients equal those of automatic differentiation up to rounding, in the order of the parameters. The next call
-    overwrites the memory of the gradients. The parameters have the dtype and device of `like`. `loss` maps outputs and
-    labels `[n, out]` to losses of the same shape.
+    stays in the cache. Sines and cosines are computed once, in place, and no array of the batch's size is written. Up
+    to rounding, the gradients equal the gradients of automatic differentiation. They are in the order of the
+    parameters. The next call overwrites the memory of the gradients. The parameters have the dtype and device of
+    `like`. `loss` maps outputs and labels `[n, out]` to losses of the same shape.
     """
 
     def __init__(self, inr: Inr, like: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> None:

@@ -176,7 +176,7 @@ class Inr:
         return {**sizes, "depth": self.depth, "omega": self.omega, "bias": bias}
 
     def save(self, params: Mapping[str, Tensor], path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write the parameters of a network and this description to a file. `load_inr` reads exactly the same
+        """Write the parameters of a network and the description of the INR to a file. `load_inr` reads exactly the same
         parameters and description.
 
         Raises:

@@ -195,7 +195,7 @@ class LatentPath:
         return self.walk(params_a, params_b)(t)
 
     def walk(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> Callable[[float], Params]:
-        """Return a function from t to the network at t, which encodes both networks only once."""
+        """Return a function from t to the network at t. The two networks are encoded only once."""
         both = {name: torch.stack([tensor, params_b[name]]) for name, tensor in params_a.items()}
         first, second = self.autoencoder.encode(both)
         return lambda t: select(self.autoencoder.decode(torch.lerp(first, second, t).unsqueeze(0)), 0)

@@ -78,8 +78,8 @@ def hyper_match(
     the weights directly.
 
     Args:
-        params_a: The network at the fixed endpoint of the path; it is not changed.
-        params_b: The network that the hypernetwork reads; it is not changed.
+        params_a: The network at the fixed endpoint of the path, which is not changed.
+        params_b: The network that the hypernetwork reads, which is not changed.
         task: Module, batches and loss. The module is an MLP whose hidden layers have equal widths.
         generator: Random generator for the hypernetwork, the examples and the points on the path. Default: a generator
             with seed 0.

@@ -37,8 +37,8 @@ class InputLayer:
         transforming the network's first layer.
 
         Raises:
-            ValueError: No matrix or more than one matrix has these groups. The error is also raised if the network also
-                uses its inputs in other layers.
+            ValueError: No matrix, or more than one matrix, has a group only on its output axis. The error is also
+                raised if the network also uses its inputs in other layers.
         """
         outputs = {(place.parameter, place.axis): group.name for group in symmetry.groups for place in group.placements}
         shapes = symmetry.shapes

@@ -53,8 +53,8 @@ class LearnedMatching(Method):
 
     The first term is the sum of the cosines between the vectors of matched units, divided by its largest possible
     value. The second term is the objective of `WeightMatching`, divided by its largest possible value. Units are
-    matched by their vectors first, with exact assignments. If signs or half periods of sines change the vectors, they
-    are chosen together with the matching. Units that are repeated within heads or other groups are matched within their
+    matched by their vectors first, with exact assignments. Signs and half periods of sines that change the vectors are
+    chosen together with the matching. Units that are repeated within heads or other groups are matched within their
     head or group. Next, `sweeps` sweeps of exact coordinate ascent on the objective follow. Rotations, and all other
     parts of the element that vectors do not determine, are computed from the parameters in closed form. Scales are
     treated as in `WeightMatching`.

@@ -175,7 +175,7 @@ class Losses:
 
     def on_line(self, a: Params, b: Params, where: Tensor, batch: Batch) -> Tensor:
         """Return the mean loss of the pairs, each at a point on the path between its networks, or the mean of `excess`
-        at these points.
+        at the chosen points.
         """
         assert self.task is not None
         between = {name: t.to(a[name].dtype) for name, t in interpolate(a, b, where).items()}

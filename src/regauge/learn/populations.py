@@ -183,10 +183,10 @@ def split_networks(
 ) -> Parts:
     """Return the indices of the networks for "train", "validation" and "test".
 
-    If splits are given, they are used unchanged. If a store has a column "split", this column defines the test split,
-    and optionally the validation split. All other networks of stores are split by run, or by the column `by`. Networks
-    with one value in this column are in the same split. If several runs fitted one signal, stores are split by the
-    column "signal" by default. A population in memory is split randomly, but always in the same way.
+    Splits that the caller gives are used unchanged. If a store has a column "split", this column defines the test
+    split, and optionally the validation split. All other networks of stores are split by run, or by the column `by`.
+    Networks with one value in this column are in the same split. If several runs fitted one signal, stores are split by
+    the column "signal" by default. A population in memory is split randomly, but always in the same way.
 
     Raises:
         KeyError: There is no column of this name.

@@ -242,11 +242,11 @@ class PredictorFitting(Fitting[Predictor]):
     def validate(self) -> Validation:
         """Return the loss on the validation networks, and their scores.
 
-        The validation also chooses two shares in the averaged prediction. The first is the share of the probe reader,
-        relative to the weight reader. The second is the share of the linear regression on statistics, relative to the
-        net. The regression gets the largest share for which the validation loss is at most one standard error above the
-        smallest loss. The regression is favored because the net is the best of several epochs on the same validation
-        networks.
+        The validation also chooses two shares in the averaged prediction. The first share is the weight of the probe
+        reader, relative to the weight reader. The second share is the weight of the linear regression on statistics,
+        relative to the net. The regression gets the largest share for which the validation loss is at most one standard
+        error above the smallest loss. The regression is favored because the net is the best of several epochs on the
+        same validation networks.
 
         References:
             Breiman et al. (1984), Classification and Regression Trees, section 3.4.3: the rule of one standard error.
@@ -290,8 +290,8 @@ class PredictorFitting(Fitting[Predictor]):
 
     @cached_property
     def _linear_outputs(self) -> Tensor:
-        """The predictions of the linear regressions for the validation networks. Training does not change these
-        predictions.
+        """The predictions of the linear regressions for the validation networks. Training of the net does not change
+        the predictions of the regressions.
         """
         return self._read(self.division.parts["validation"], self.net.read_linear)
 

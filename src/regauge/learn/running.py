@@ -57,7 +57,9 @@ class Runner:
         return made
 
     def _chain_for(self, params: Mapping[str, Tensor], inputs: Any) -> VectorChain | None:
-        """Return the special code for chains of linear layers, if it can evaluate these networks on these inputs."""
+        """Return the special code for chains of linear layers, if the code can evaluate the given networks on the given
+        inputs.
+        """
         is_vectors = isinstance(inputs, Tensor) and inputs.ndim == 2 and inputs.is_floating_point()
         chain = self._chain if is_vectors else None
         fits = chain is not None and all(params[name].dtype == inputs.dtype for name in _names(chain))

@@ -117,8 +117,8 @@ class SoftMoves:
     """The second network of each pair, transformed by plans: doubly stochastic matrices, computed from unit vectors.
 
     An element with exact permutations has already transformed the second networks and their vectors, so the plans
-    describe deviations from this element. Plans do not change scales, shifts, matrices, or anything else that vectors
-    do not determine.
+    describe deviations from the exact element. Plans do not change scales, shifts, matrices, or anything else that
+    vectors do not determine.
 
     Args:
         placed: The vectors as tensors on which the groups of the symmetry act.

@@ -35,8 +35,8 @@ def train(
 ) -> Trained:
     """Train a net in place. Afterwards, the net has the weights of the epoch with the best validation.
 
-    All random numbers, including those of dropout, depend only on `seed` and the step number. Therefore a resumed
-    training run has bitwise the same result as an uninterrupted run.
+    All random numbers, including the random numbers of dropout, depend only on `seed` and the step number. Therefore a
+    resumed training run has bitwise the same result as an uninterrupted run.
 
     Args:
         net: The net. All parameters of the net that require gradients are trained.

@@ -32,7 +32,7 @@ class Placed:
     """Vectors of units, as tensors on which the groups of a symmetry act.
 
     Attributes:
-        symmetry: The symmetry of the networks. The groups of this symmetry also act on the vectors.
+        symmetry: The symmetry of the networks. The groups of the symmetry also act on the vectors.
         names: For each set of units and each character (exponents of signs), the name of the tensor `[(bases ...,)
             size, width]`.
         groups: For each set of units, the name of the group that permutes the set.

@@ -17,7 +17,7 @@ Curves = Mapping[str, Sequence[Row]]
 
 WORDS = {"loss": "cross entropy (nats)", "accuracy": "accuracy"}
 FLOOR = 0.5
-"""An axis begins at zero if the smallest value is below this fraction of the largest value."""
+"""An axis begins at zero if the smallest value is less than `FLOOR` times the largest value."""
 LONG = 12
 """The largest number of letters in a network's name that is centered below an endpoint of the path."""
 LINE = 22

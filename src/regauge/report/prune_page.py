@@ -17,7 +17,7 @@ ABOUT = {
 }
 """A sentence on the units that each criterion removes."""
 SHOWN = 40
-"""The largest number of groups that are plotted. The first groups are plotted."""
+"""The largest number of groups that are plotted. If there are more groups, only the first groups are plotted."""
 
 
 @of_results

@@ -23,7 +23,8 @@ def write_page(results: Mapping[str, Any], page: str | Path) -> Path:
 
     Args:
         results: Results such as `Predictor.results()`. The "format" of the results determines the page.
-        page: The path of the page, which must end in `.html`. Existing files with both names are replaced.
+        page: The path of the page, which must end in `.html`. An existing page and an existing JSON file of the same
+            name are replaced.
 
     Returns:
         The path of the JSON file.

@@ -25,8 +25,9 @@ MOVED = {"regauge.nets.residual_mlp:ResidualMLP": "regauge.nets.mlp:ResidualMLP"
 class Architecture:
     """A text description of a population's module, and the tensors of each network.
 
-    `module()` calls the factory with the settings. A setting is a JSON value. `{"import": "torch:tanh"}` stands for the
-    object of that name. A variadic parameter (`*widths`) has a list as its setting, under the parameter's name:
+    `module()` calls the factory with the settings. A setting is a JSON value. The setting `{"import": "torch:tanh"}`
+    stands for the object `torch.tanh`. A variadic parameter (`*widths`) has a list as its setting, under the
+    parameter's name:
 
         >>> small = Architecture("MLP 4-3-2", "regauge.nets.mlp:mlp", {"widths": [4, 3, 2]})
         >>> small.layout[0].name, small.layout[0].shape

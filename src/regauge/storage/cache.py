@@ -1,7 +1,8 @@
 """The user's cache of computed texts, with a hash of the inputs as key. Every text can be recomputed.
 
-Each entry is one file. The first line is the SHA-256 of all further lines, by which damage is detected. The file is
-written atomically, so several processes can use the same folder. Entries that cannot be read or written are skipped.
+Each entry is one file. The first line of a file is the SHA-256 of all further lines, by which damage is detected. The
+file is written atomically, so several processes can use the same folder. Entries that cannot be read or written are
+skipped.
 """
 
 import hashlib
@@ -19,7 +20,8 @@ from regauge.checkpoints.writing import save_text
 VARIABLE = "REGAUGE_CACHE"
 """The environment variable for the cache folder. By default, the operating system's cache folder is used."""
 CACHE_BYTES = 256_000_000
-"""The largest total size in bytes of the entries of one kind. Above this size, the oldest entries are deleted."""
+"""The largest total size in bytes of the entries of one kind. If the entries are larger, the oldest entries are
+deleted."""
 ENTRY = re.compile(r"[0-9a-f]{64}\.txt")
 """A pattern of the names of entries. Other files in the folder are neither read nor deleted."""
 ABANDONED = 3600

@@ -39,7 +39,7 @@ class Batch(NamedTuple):
             populations, the indices run consecutively through all stores and populations.
         params: The stacked parameters of the networks.
         layout: The index of the layout; see `Collection`.
-        state: The position of the loader after this batch, which `load_state_dict` accepts.
+        state: The position of the loader after the batch, which `load_state_dict` accepts.
     """
 
     indices: NDArray[np.int64]

@@ -237,8 +237,8 @@ def minimize(
         examples: The number of examples, which determines the number of steps in an epoch.
         lrs: Learning rates by parameter, which replace the optimizer's learning rate.
         state_file: A file in which the descent is saved between epochs. If the file exists, the descent continues from
-            this file. Batches then come from `shuffle` with the generator that the file contains. Only the program's
-            tensors, buffers and the generator state may change between epochs.
+            the saved state. Batches then come from `shuffle` with the generator that the file contains. Only the
+            program's tensors, buffers and the generator state may change between epochs.
         progress: The display of the steps and their losses.
         label: The label of the progress bar.
         on_step: A function that is called after each step with the state.

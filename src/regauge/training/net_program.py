@@ -28,7 +28,7 @@ class NetProgram(Generic[B]):
         loss: A function from a batch and a random generator to the mean loss.
         optimizer: The optimizer. The settings of the optimizer must be numbers, not distributions.
         seed: The seed of all random choices.
-        clip: The largest norm of a gradient. Gradients with a larger norm are scaled down to this norm.
+        clip: The largest norm of a gradient. Gradients with a larger norm are scaled down to the norm `clip`.
         average: The decay of exponential moving averages of the weights; no averages if None. After few steps, the
             decay is smaller: at most (1 + steps) / (10 + steps).
     """

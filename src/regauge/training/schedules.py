@@ -68,7 +68,7 @@ class OneCycle(Schedule):
         end: The final learning rate, divided by the initial learning rate.
         momentum: The smallest and the largest momentum. The momentum falls to the smallest value while the learning
             rate rises, and rises to the largest value while the learning rate falls. Torch cycles between 0.85 and
-            0.95. If None, the optimizer's momentum is not changed.
+            0.95. If `momentum` is None, the optimizer's momentum is not changed.
 
     References:
         Smith and Topin (2018); torch.optim.lr_scheduler.OneCycleLR.

@@ -17,7 +17,7 @@ MiB."""
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep up to 62 MiB of freed memory; otherwise, every training step would return this memory to the
+    """Make glibc keep up to 62 MiB of freed memory. By default, every training step would return the memory to the
     system and request it again.
 
     If a separately mapped block is freed, glibc raises two thresholds to the block's size and to twice that size

@@ -86,7 +86,9 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def begin_at(self, network: Mapping[str, Tensor]) -> None:
-        """Initialize the decoder such that every vector gives this network, up to changes of relative size `SHARE`."""
+        """Initialize the decoder such that every vector gives the network `network`, up to changes of relative size
+        `SHARE`.
+        """
         last = self.layers[-1]
         assert isinstance(last, Dense)
         assert last.bias is not None

@@ -18,7 +18,7 @@ LEAST = 1e-4
 """The smallest standard deviation of a statistic, as a fraction of its block's largest statistic. Statistics with
 smaller standard deviations are not used, because the deviations may be rounding errors."""
 FURTHEST = 5.0
-"""Distances from the mean are clipped at this number of standard deviations, which bounds the outputs."""
+"""Distances from the mean are clipped at this number of standard deviations. Clipping bounds the outputs."""
 
 
 class LinearReader(nn.Module):

@@ -86,7 +86,8 @@ class Settings:
 
 
 class Metanet(nn.Module):
-    """A network that reads other networks. By construction, it is invariant or equivariant under their symmetry.
+    """A network that reads other networks. By construction, a metanetwork is invariant or equivariant under the
+    symmetry of the networks.
 
         net = Metanet(symmetry, layer=MessagePassing(), head=Invariant(outputs=10), generator=generator)
         net.standardize(population)
@@ -341,7 +342,7 @@ class Metanet(nn.Module):
 
         With probes and an `Invariant` head, the output is the weighted mean of `read_weights` and `read_probes`. The
         weight of `read_probes` in the mean is the buffer `share`. The buffer `share` is one half by default, and one at
-        depth 0. With `is_linear`, the output is the weighted mean of this output and of `read_linear`. The weight of
+        depth 0. With `is_linear`, the result is the weighted mean of this output and of `read_linear`. The weight of
         `read_linear` is `linear_share`.
 
         Args:

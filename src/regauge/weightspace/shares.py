@@ -33,7 +33,7 @@ LOGARITHM_FLOOR = 1e-30
 def find_readers(symmetry: Symmetry | Sequence[Symmetry]) -> frozenset[Axis]:
     """Return the axes (parameter, axis) along which layers sum over units, as recorded by discovery.
 
-    If a symmetry has no such record, return the axes of torch's layers: axis 1 of weights (out, in, ...), axis 0 of
+    If discovery recorded no axes, return the axes of torch's layers: axis 1 of weights (out, in, ...), axis 0 of
     transposed convolutions, and no axis of vectors and embeddings.
 
     Args:

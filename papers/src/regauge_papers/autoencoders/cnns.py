@@ -131,7 +131,7 @@ def _both(name: str, settings: PopulationConfig) -> tuple[tuple[str, PopulationC
 
 
 def judge(networks: "Networks", study: Study, run: Run, coder: Coder) -> Record:
-    """Train an autoencoder and score the networks that it decodes; train the first autoencoder also on the evaluation
+    """Train an autoencoder and score the networks that it decodes. Train the first autoencoder also on the evaluation
     images.
     """
     record: Record = {}

@@ -169,7 +169,9 @@ def _widths(scale: Scale, series: str, inference: VariationalConfig | Classifier
 
 
 def _multipliers(scale: Scale, series: str, inference: ClassifierConfig | None = None) -> list[Case]:
-    """Return ResNet20 of several widths, only at the paper's scale because it takes days of a GPU."""
+    """Return ResNet20 of several widths at the paper's scale. At smaller scales, return nothing, because the training
+    takes days of a GPU.
+    """
     families = [as_published(scale, "CIFAR-10", "filter", width, 0.01) for width in (1, 2, 4, 8) if scale == "paper"]
     if inference is not None:
         families = [replace(family, inference=inference) for family in families]

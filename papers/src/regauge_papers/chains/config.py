@@ -17,15 +17,15 @@ class ChainConfig:
         sets: The map among the units of a layer. `"attention"`, the authors' default, is a set transformer block
             without normalization. `"mean"` is `A x - B pool(x)` with two linear maps.
         pooling: `"max"` or `"mean"`.
-        heads: The number of attention heads. The last layer has one head.
+        heads: The number of attention heads of every layer except the last, which has one head.
         is_diagonal: Whether a tensor reads only tensors with which it has a layer of units in common.
         inputs_to: The length to which the input axis of the first weight is projected before every layer. The output of
             the layer is projected back to the original length, and is added to a linear map of the whole tensor.
             Default: no projection.
         dropout: The dropout probability of features between layers, in training.
         are_biases_blind: Whether to repeat a fault of Deep-Align's code: weights are pooled over inputs and classes
-            before biases read them. The biases then cannot distinguish the inputs. The code of DWSNets does not have
-            this fault.
+            before biases read them. The biases then cannot distinguish the inputs. In the code of DWSNets, biases can
+            distinguish the inputs.
         is_last_constant: Whether to repeat a fault of the code of DWSNets and of Deep-Align: some maps to the last
             weight give the same result for all classes. The faulty maps read the previous weight, or the biases of
             units that the last weight does not connect. With the fault, the layer is not the most general layer of the

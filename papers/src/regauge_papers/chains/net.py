@@ -32,7 +32,8 @@ class ChainDWS(nn.Module):
     - dropout was active in evaluation;
     - values that only unread outputs of the last layer need were computed, and had parameters without gradients;
     - the number of heads had to divide the number of inputs, even if there is no attention over inputs;
-    - if all features of a unit were zero, the normalized features were NaN. In `ChainDWS`, they are zero.
+    - if all features of a unit were zero, the normalized features were NaN. In `ChainDWS`, the normalized features are
+    zero.
 
     The net respects only permutations (`net.parts`). The net does not read convolutions, which the published code pads
     to one size.

@@ -25,8 +25,8 @@ class ChainScaleConfig:
         reads: The units from which an `Invariant` head computes numbers: the `"outputs"` (and the inputs, if
             `is_bidirectional`), or `"everything"`.
         is_skipping: Whether a linear map of the states before a layer is added to the states after the layer.
-        are_ends_added: Whether the learned vectors of inputs and outputs are added to the features of these units.
-            Without `are_ends_added`, vectors and features are multiplied, as at hidden units.
+        are_ends_added: Whether the learned vectors of inputs and outputs are added to the features of inputs and
+            outputs. Without `are_ends_added`, vectors and features are multiplied, as at hidden units.
         are_weights_placed: Whether weights of different layers, inputs or outputs have different learned vectors in
             their initial features.
         are_messages_placed: Whether the maps of messages and states also read a learned vector of the unit's layer.

@@ -205,8 +205,8 @@ class ChainScaleGMN(nn.Module):
         """Return the initial states of units.
 
         The state is the unit's bias (1 at inputs) times two learned vectors: one for all units, and one for the unit's
-        layer. At inputs and outputs, the second vector depends on the unit. With `are_ends_added`, this vector is added
-        and not a factor.
+        layer. At inputs and outputs, the second vector depends on the unit. With `are_ends_added`, the second vector is
+        added at inputs and outputs, and is not a factor.
         """
         first, *hidden, last = self._places()
         one = self.unit.weight.squeeze(-1)

@@ -31,7 +31,8 @@ QUANTITIES = (
     Quantity("correlation with the start"),
 )
 EPSILON = 0.05
-"""The standard deviation of the noise in each late step. Figure 7.1 shows this noise level and zero noise."""
+"""The standard deviation of the noise in each late step. Figure 7.1 shows results with a noise of `EPSILON`, and
+without noise."""
 BINS = 24
 
 

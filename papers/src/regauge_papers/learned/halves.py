@@ -27,8 +27,8 @@ ENDS_RIGHT = Quantity(
     "accuracy of both", of=lambda record: (record["line"][0]["accuracy"] + record["line"][-1]["accuracy"]) / 2
 )
 SHOWN = ("Weight Matching", "Mixed Matching", "Weight Matching + scales", "Deep-Align", "Deep-Align + scales")
-"""The rows in the picture of accuracies. Rows with much lower accuracies, such as the rows without alignment, are left
-out. Next to such rows, all other rows would look equal."""
+"""The rows in the picture of accuracies. Rows with much lower accuracies, such as the rows without alignment, would
+make all other rows look equal, and are left out."""
 COLUMNS = (BARRIER, AREA, MIDPOINT, ENDS, ACCURACY, ENDS_RIGHT, SECONDS)
 
 

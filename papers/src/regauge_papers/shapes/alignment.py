@@ -35,8 +35,8 @@ QUANTITIES = (
 
 @dataclass(frozen=True)
 class ShapeWay(Way):
-    """A row of a comparison: the second network has the same initialization, another initialization, or is a moved
-    network.
+    """A row of a comparison. The second network has the initialization of the first network, a different
+    initialization, or is a moved network.
 
     A moved network has the same initialization, and is then transformed by a random element of the whole group.
     """

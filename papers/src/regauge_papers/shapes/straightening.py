@@ -21,8 +21,9 @@ HYPER: tuple[tuple[Kind, str], ...] = (
     ("hypernetwork", "different starts"),
     ("residual hypernetwork", "weights, whole group"),
 )
-"""The two hypernetworks, each with the row from which it starts. The hypernetwork of the paper starts from unaligned
-networks. The hypernetwork of this library adds its output to the network, and starts from aligned networks."""
+"""The two hypernetworks, each with the row of the table from which its training starts. The hypernetwork of the paper
+starts from unaligned networks. The hypernetwork of this library adds its output to the network, and starts from aligned
+networks."""
 QUANTITIES = (
     Quantity("barrier before", 4),
     Quantity("barrier", 4),

@@ -35,8 +35,8 @@ class Study:
     """Settings: networks of several shapes.
 
     For every shape, all pairs share the first network. The first network has the shared initialization and sees one
-    half of the points of the shape. The second network sees the other half of the points. The second network has the
-    shared initialization ("same") or a separate initialization.
+    half of the points of the shape. The second network sees the other half of the points. The second network of a pair
+    has the shared initialization ("same") or a separate initialization.
     """
 
     shapes: tuple[str, ...]

@@ -64,8 +64,8 @@ def from_ivon(optimizer: Any, module: nn.Module) -> GaussianPosterior:
     """Return the diagonal Gaussian of an `ivon.IVON` optimizer: `std = 1 / sqrt(ess (hess + weight_decay))`.
 
     Args:
-        optimizer: The optimizer. Call this function outside of `sampled_params()`, because inside, the weights are a
-            sample.
+        optimizer: The optimizer. Call this function outside of `sampled_params()`, because inside of this context, the
+            weights are a sample.
         module: The module that was optimized. Parameters that the optimizer does not optimize have no uncertainty.
 
     Raises:

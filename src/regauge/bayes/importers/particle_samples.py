@@ -87,7 +87,7 @@ def from_posteriors(state: Any, buffers: Mapping[str, Tensor] | None = None) -> 
     torch.stack(x), *states)`).
 
     Args:
-        state: A state whose `params` are a dictionary from names to tensors, or a sequence of such states from a chain.
+        state: A state whose `params` are a dictionary from names to tensors, or a sequence of states from a chain.
         buffers: Buffers of the module, which inference does not change.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Couplings of two posteriors, which rewrite both such that samples with the same noise are as close as possible.
+"""Couplings, which rewrite two posteriors such that samples with the same noise are as close as possible.
 
 A Gaussian is described by a mean and a root of its covariance, `theta = m + L e` with white noise e. For any orthogonal
 R, `L R` is another root. The best coupling of two Gaussians is

@@ -84,7 +84,7 @@ class GaussianPosterior(NamedTuple):
         return move_noise(self.mean, self.std, symmetry, element, noise)
 
     def moments(self) -> "GaussianPosterior":
-        """Return the posterior itself, because it already is a diagonal Gaussian."""
+        """Return the posterior unchanged, because it already is a diagonal Gaussian."""
         return self
 
     def couple(
@@ -114,7 +114,7 @@ def bind(symmetry: Symmetry, element: Element, params: Params) -> tuple[Symmetry
 
     The second returned element contains no translations, so it can transform deviations from the mean. The element must
     add the same translation to all samples. The element must not contain rotations that depend on gains with
-    uncertainty, because such rotations would differ between samples.
+    uncertainty, because rotations that depend on uncertain gains would differ between samples.
     """
     bound = symmetry.bind(params)
     families = (bound.translation(name) for name in element.translation)
@@ -136,7 +136,9 @@ def bind(symmetry: Symmetry, element: Element, params: Params) -> tuple[Symmetry
 
 
 def move_std(symmetry: Symmetry, element: Element, std: Params) -> Params:
-    """Multiply standard deviations by the magnitudes of the factors; raise a ValueError if they would be rotated."""
+    """Multiply standard deviations by the magnitudes of the factors. Raise a ValueError if the element would rotate
+    them.
+    """
     for group in symmetry.groups:
         is_touching = group.matrix != "none" and any(place.parameter in std for place in group.placements)
         matrix = element[group.name].matrix if is_touching else None
@@ -179,7 +181,7 @@ class Posterior(Protocol):
         """Return the samples for a given noise: parameters and buffers with a leading sample axis on every tensor."""
 
     def push(self, symmetry: Symmetry, element: Element) -> Self:
-        """Return the distribution of `act(element, theta)`, where theta has this posterior.
+        """Return the distribution of `act(element, theta)`, where theta is distributed like the posterior.
 
         The predictive distribution does not change.
 
@@ -203,13 +205,13 @@ class Transportable(Posterior, Protocol):
     """A posterior with couplings, distances and geodesics to other posteriors of its kind."""
 
     def couple(self, other: Self, skip: Collection[str] = ()) -> tuple[Self, Self]:
-        """Rewrite both posteriors such that samples with the same noise are as close as possible.
+        """Rewrite the two posteriors such that samples with the same noise are as close as possible.
 
         If a parameter is uncertain in only one posterior, its standard deviations in the other posterior are set to
         zero. Parameters in `skip` are ignored.
 
         Raises:
-            ValueError: The posteriors have different architectures, or this kind of posterior has no couplings.
+            ValueError: The posteriors have different architectures, or posteriors of their class have no couplings.
         """
 
     def squared_distance(self, other: Self, skip: Collection[str] = ()) -> SquaredDistance:

@@ -52,7 +52,7 @@ class KroneckerPosterior:
 
     Raises:
         ValueError: A root does not fit its weight or the other terms of this weight. The error is also raised if a
-            parameter has both terms and standard deviations.
+            parameter has terms and also standard deviations.
 
     References:
         Ritter et al. (2018), A scalable Laplace approximation for neural networks, section 3.
@@ -92,7 +92,8 @@ class KroneckerPosterior:
         prior_precision: float,
         std: Mapping[str, Tensor] | None = None,
     ) -> "KroneckerPosterior":
-        """Return the Laplace approximation from Kronecker-factored curvature. The prior is added to both factors.
+        """Return the Laplace approximation from Kronecker-factored curvature. The prior is added to the two Kronecker
+        factors.
 
         The precision of a weight is approximated by
 

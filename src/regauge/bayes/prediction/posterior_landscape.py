@@ -25,7 +25,7 @@ from regauge.core.task import Batch
 
 
 class PosteriorPath(Protocol):
-    """A path from one posterior (t = 0) to another (t = 1), as `geodesic` and `mixture` return it."""
+    """A path from one posterior (t = 0) to a second posterior (t = 1), as `geodesic` and `mixture` return it."""
 
     def at(self, t: float) -> Posterior:
         """Return the posterior at the position t of the path."""
@@ -262,9 +262,9 @@ def posterior_collapse(
 ) -> PosteriorCollapse:
     """Measure the variance of every unit over data, for a posterior on a path and for both endpoints of the path.
 
-    As in `variance_collapse`, activations are measured before the nonlinearity. The expected variance is also computed
-    as in `variance_collapse`: it is the square of the endpoints' interpolated standard deviation. For posteriors
-    without uncertainty, both tables equal the table of `variance_collapse`. Samples are evaluated one by one, and all
+    As in `variance_collapse`, activations are measured before the nonlinearity. As in `variance_collapse`, the expected
+    variance is the square of the endpoints' interpolated standard deviation. For posteriors without uncertainty, the
+    tables `samples` and `averages` equal the table of `variance_collapse`. Samples are evaluated one by one, and all
     activations of one batch and one sample are held in memory at a time.
 
     Args:

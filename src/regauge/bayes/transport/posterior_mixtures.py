@@ -17,7 +17,7 @@ POSITION = "(position)"
 
 @dataclass(frozen=True, eq=False)
 class MixturePosterior:
-    """The mixture `(1 - share) first + share last`: each network is a sample of one of two posteriors.
+    """The mixture `(1 - share) first + share last`: each network is a sample of one posterior or of the other.
 
     The noise contains the noise of both posteriors and a position for each sample. The positions are `(k + 1/2) /
     count` in random order. Samples whose positions are below the share come from `last`. The numbers of samples
@@ -68,11 +68,11 @@ class MixturePosterior:
         return samples
 
     def push(self, symmetry: Symmetry, element: Element) -> "MixturePosterior":
-        """Transform both posteriors by the element."""
+        """Transform the two posteriors of the mixture by the element."""
         return MixturePosterior(self.first.push(symmetry, element), self.last.push(symmetry, element), self.share)
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
-        """Return the transformed noise of both posteriors; positions do not change."""
+        """Return the transformed noise of both posteriors. Positions do not change."""
         first = self.first.push_noise(symmetry, element, below("0/", noise))
         last = self.last.push_noise(symmetry, element, below("1/", noise))
         return _join(first, last, noise[POSITION])
@@ -80,8 +80,8 @@ class MixturePosterior:
     def moments(self) -> GaussianPosterior:
         """Return the Gaussian with the means and standard deviations of the mixture.
 
-        The mean and the variance are weighted means over both posteriors. The variance also contains `share (1 - share)
-        (m_first - m_last)^2`. Buffers are copied from the more probable posterior.
+        The mean of the mixture is a weighted mean over its two posteriors. The variance is the weighted mean of the
+        variances plus `share (1 - share) (m_first - m_last)^2`. Buffers are copied from the more probable posterior.
         """
         (mean_a, std_a), (mean_b, std_b) = self.first.moments(), self.last.moments()
         mean = dict(mean_b if self.share > 0.5 else mean_a)

@@ -57,8 +57,8 @@ class Displacement:
     """The distributions of `(1 - t) theta_0 + t theta_1` for two coupled posteriors that share their noise.
 
     Noise of the first posterior can be used at every point of the path. For fixed noise, a sample follows a straight
-    path as t grows. The last posterior has the same distribution and kind as before the coupling, but uses the shared
-    noise.
+    path as t grows. The last posterior has the same distribution and the same class as before the coupling, but uses
+    the shared noise.
 
     References:
         McCann (1997), A convexity principle for interacting gases; Rossi et al. (2023), equation 6.
@@ -95,7 +95,7 @@ def geodesic(a: Posterior, b: Posterior) -> Displacement:
 
     The endpoints have the distributions of a and b. The endpoint at b is expressed with rotated roots or with permuted
     particles. Therefore noise that is sampled once can be used at all points of the path. If a parameter is uncertain
-    in only one posterior, its standard deviation in the other posterior is zero.
+    in only one posterior, its standard deviation in the second posterior counts as zero.
 
     Raises:
         ValueError: The posteriors have different kinds or architectures. Kronecker factors belong to different weights.

@@ -30,8 +30,8 @@ class VariationalConfig(DescentConfig):
         -(1/N) ( E_q[log likelihood + log prior] + T entropy(q) ),
 
     The likelihood is estimated on batches, with samples of the weights. The prior and the entropy have closed forms.
-    Some papers weight the Kullback-Leibler divergence instead: likelihood - T KL(q, prior). The two bounds are
-    equivalent if the standard deviation of the prior is divided by sqrt(T).
+    Some papers weight the Kullback-Leibler divergence instead: likelihood - T KL(q, prior). The bound of `fit` and this
+    bound are equivalent if the standard deviation of the prior is divided by sqrt(T).
 
     Learning rates refer to the bound per example. A learning rate for the bound summed over N examples must therefore
     be multiplied by N. The rate 1e-6 in table 1 of Rossi et al. (2023) therefore becomes 0.06 for 60,000 examples. The

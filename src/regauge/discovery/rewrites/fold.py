@@ -79,8 +79,8 @@ def fold(
       write to the input. Parameters whose inputs sum to zero are centered in the same way.
 
     If gains are one, the residual stream of a transformer can be rotated. To find rotations of the residual stream,
-    pass `ones` to `discover`. Each rewrite is checked on the example inputs in float64. If a rewrite changes the
-    outputs, it is undone, and a note is added. The architecture stays the same.
+    pass `ones` to `discover`. Each rewrite is checked on the example inputs in float64. A rewrite that changes the
+    outputs is undone, and a note is added. The architecture stays the same.
 
     Args:
         params: One network.
@@ -88,7 +88,8 @@ def fold(
         example_inputs: Example inputs, as for `discover`.
         example_kwargs: Keyword arguments of the module.
         outputs: The outputs that must not change, as for `discover`.
-        symmetry: The symmetry that `discover` finds for the module without `ones`. If None, the symmetry is discovered.
+        symmetry: The symmetry that `discover` finds for the module without `ones`. By default, the symmetry is
+            discovered.
 
     Raises:
         TraceError: `torch.export` cannot trace the module.

@@ -8,7 +8,7 @@ from regauge.discovery.rules.reductions import reduce
 
 
 def all_pairs(b: Builder, call: Call) -> Value:
-    """Return the norms of the differences between each row of one tensor and each row of another (cdist)."""
+    """Return the norms of the differences between each row of one tensor and each row of a second tensor (cdist)."""
     x, y = as_value(b, call["x1"]), as_value(b, call["x2"])
     x, y = b.unsqueeze(x, x.ndim - 1), b.unsqueeze(y, y.ndim - 2)
     return _norm(b, _difference(b, x, y, (*call.shape, x.shape[-1])), call["p"])

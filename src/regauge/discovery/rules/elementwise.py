@@ -214,7 +214,7 @@ def _times(b: Builder, x: Any, factor: Any) -> Any:
 LARGEST_LOWER_BOUND = 1e-6
 """The largest lower bound on norms that is treated as a protection against division by zero.
 
-Nonzero norms are assumed to exceed this bound."""
+Nonzero norms are assumed to exceed the bound."""
 SIGN = law.entrywise((0, 1), (1, 1))
 ZERO_OR_NOT = law.entrywise((0, 1), (0, 1))
 ROOT = law.entrywise((1, -2), None)

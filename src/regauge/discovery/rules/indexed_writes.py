@@ -1,4 +1,4 @@
-"""Writes of entries into another tensor, at positions given by an index or a mask."""
+"""Writes of entries into a tensor, at positions given by an index or a mask."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -138,7 +138,9 @@ def _is_any_order_of_one(b: Builder, positions: Value, dim: int) -> bool:
 
 
 def _overwrite(b: Builder, x: Value, positions: Value, dim: int) -> Value:
-    """Return x after a number is written at given positions along one axis. The positions must point into this axis."""
+    """Return x after a number is written at given positions along one axis. The positions must point into the same
+    axis.
+    """
     points = _points_into(positions, x.shape[dim])
     others = [k for k in range(x.ndim) if k != dim]
     if points is None or any(x.shape[k] != positions.shape[k] for k in others):

@@ -32,7 +32,9 @@ def reduction(along: LawOf) -> Rule:
 
 
 def sum_of_squares(b: Builder, call: Call) -> Value:
-    """Return the sum or mean of x ** 2, which rotations do not change. Many models write RMS norms in this form."""
+    """Return the sum or mean of x ** 2, which rotations do not change. Many models write RMS norms as a mean of
+    squares.
+    """
     return reduce(b, call.x.factors[0], call, law.squared, "norm")
 
 

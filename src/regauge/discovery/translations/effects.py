@@ -46,7 +46,7 @@ from regauge.discovery.translations.offsets import (
 from regauge.discovery.translations.run import MOVES, Rules, Run
 
 HIDDEN = -1e3
-"""A softmax gives no weight to an attention score if a mask has replaced the score by a number below this one."""
+"""A softmax gives no weight to an attention score if a mask has replaced the score by a number below `HIDDEN`."""
 
 
 def _move(run: Run, node: Node) -> Any:
@@ -235,7 +235,7 @@ def _resampled(run: Run, node: Node) -> Any:
 def _spread(offset: Offset, dims: Iterable[int], shape: Sequence[int]) -> Offset:
     """Return the change of a value, broadcast to a result in which the axes `dims` have other lengths.
 
-    Raise `SeenError` unless the change is constant along these axes.
+    Raise `SeenError` unless the change is constant along `dims`.
     """
     if not offset.is_uniform(*dims):
         raise SeenError

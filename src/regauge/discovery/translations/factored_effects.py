@@ -48,7 +48,7 @@ def contracted(run: Run, shape: Sequence[int], offset: Offset, own: Sequence[int
         offset: The change of the value, whose amounts must be known.
         own: For each axis of the changed value: a negative number for an axis of the result, or a positive number for a
             summed index.
-        others: The expansions of the other values.
+        others: The expansions of the factors that do not change.
 
     Raises:
         SeenError: The change varies along a summed axis, or it has too many terms.
@@ -148,7 +148,7 @@ def multiplied(term: Addend, kind: Literal["over", "times"], factors: Entries, a
 
 def moved_products(node: Node, offset: Offset, move: Any) -> Offset | None:
     """Return a change (offset) after an operator has rearranged entries, if the change is a vector times values of the
-    model. Return None if an axis along which these values vary disappears.
+    model. Return None if an axis disappears along which the values of the model vary.
     """
     shape, ndim = shape_of(node), len(shape_of(given(node)[0]))
     before = {axis_before(node, axis): axis for axis in range(len(shape))}
@@ -162,10 +162,10 @@ def moved_products(node: Node, offset: Offset, move: Any) -> Offset | None:
 def take_back_by_layers(run: Run, operand: Any, offset: Offset, shape: tuple[int, ...]) -> Offset | None:
     """Return None if a layer can compensate for a change (offset) that is multiplied by values of the model.
 
-    Otherwise, return the change.
+    If no layer can compensate, return the change.
 
     For example, let the change be a vector times the output of layer 1, as one summand of a sum. A second layer can
-    compensate if its output is another summand of this sum, and if both layers read the same value. A parameter
+    compensate if its output is a further summand of the sum, and if both layers read the same value. A parameter
     compensates for one term of the change if the model multiplies this parameter and this term by the same values.
     """
     if offset.labels is not None or offset.is_masked or run.is_missed or not _is_read_by_this_sum(run, operand):

@@ -317,7 +317,7 @@ class Graph:
     def _total_of_two(self, node: Node) -> Total | None:
         """Return the known sum of a product or sum of two values, as in norms that are written in Python.
 
-        In a product, one of the two values must be a gain or a number. In a sum, one of the two values must be a bias.
+        In a product, one factor must be a gain or a number. In a sum, one summand must be a bias.
         """
         x, y = given(node)[:2]
         kind, width = operator_name(node), shape_of(node)[-1:]
@@ -366,7 +366,7 @@ def pads_zeros(node: Node) -> bool:
 def axis_before(node: Node, axis: int) -> int | None:
     """Return the axis of the operand whose known sums determine the sums along an axis of the result.
 
-    The sums of the result then equal sums of the operand, means of such sums, or zero.
+    The sums of the result then equal sums of the operand, means of sums of the operand, or zero.
     """
     name, source, shape = operator_name(node), shape_of(given(node)[0]), shape_of(node)
     ndim = len(source)

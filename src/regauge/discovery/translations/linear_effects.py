@@ -59,7 +59,7 @@ def _labels_through(run: Run, node: Node, offset: Offset, dim: int) -> Offset:
     """Return the change of a layer's outputs. The change of the layer's inputs may depend on the data, but is constant
     along some axes.
 
-    The layer must map each position independently of the others.
+    The layer must map each position independently of all other positions.
     """
     shape, kernel = shape_of(node), shape_of(argument(node, LAYERS[operator_name(node)][1], None))[2:]
     constant = [k for k, n in enumerate(shape) if n > 1 and k != dim and offset.is_uniform(k)]

@@ -19,7 +19,7 @@ axis count once."""
 class SeenError(Exception):
     """Error if a change of a value (an offset) may change the outputs of the model.
 
-    No parameter is known to compensate for such a change.
+    No parameter is known to compensate for the change of the value.
     """
 
 

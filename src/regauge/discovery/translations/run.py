@@ -34,7 +34,7 @@ class Taker:
         constant: The axes of `entries` along which an offset must be constant, such as the rows of a lookup table.
         places: For each entry of the value: one plus the index of the parameter entry that is added to it, or zero if
             nothing is added. Constant axes are not counted in the index.
-        factors: Entries of other parameters. The model multiplies the parameter by these entries before it adds the
+        factors: Entries of other parameters. The model multiplies the parameter by the factors before it adds the
             product to the value.
     """
 
@@ -107,7 +107,7 @@ class Run:
     Rules define how operators act on the offset. With `is_eager`, the first parameter that can compensate for the
     offset does so. Without `is_eager`, no parameter that is added to a value compensates, but `is_missed` records
     whether some parameter could. With `may_divide`, a parameter may compensate although the model multiplies it by
-    factors. The vector is then divided by these factors.
+    factors. The vector is then divided by the factors.
     """
 
     def __init__(

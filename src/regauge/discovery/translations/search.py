@@ -52,7 +52,7 @@ def follow(
         home: The parameter to which the vector is added.
         takers: The parameters that may compensate for offsets.
         may_divide: Whether a parameter may compensate although the model multiplies it by factors. The vector is then
-            divided by these factors.
+            divided by the factors.
 
     Returns:
         First, the changes of other parameters that compensate. Second, the gains that must divide the vector along its
@@ -339,8 +339,8 @@ class _Search:
         """Return whether a vector of the family stays constant along the family's constant axes when the groups act on
         it.
 
-        Scales, signs or matrices on such an axis would make the vector vary along the axis, unless a gain divides the
-        vector.
+        Scales, signs or matrices on a constant axis would make the vector vary along the axis, unless a gain divides
+        the vector.
         """
         entries = family.entries
         shape = self.graph.program.shapes[entries.parameter]
@@ -425,7 +425,7 @@ def _from_behind(whole: Entries, images: tuple[Image, ...], divided: Image) -> T
     """Return a translation family whose vector is added to a parameter that the model multiplies by factors.
 
     The argument `divided` is a compensating change in which a vector is divided by these factors. In the result, the
-    vector itself is added to this parameter, and all other changes are multiplied by the factors.
+    vector itself is added to the parameter, and all other changes are multiplied by the factors.
     """
     steps, number = list[ImageStep](), 1.0
     for step in divided.steps:

@@ -1,9 +1,9 @@
 """Conversion of rows to columns. A row is one network's dictionary of JSON values, and columns are small tensors.
 
-A column has one of four kinds. Columns of the kinds `bool`, `int` and `float` are tensors with the narrowest dtype that
-represents every value exactly. A `json` column (strings, lists, mappings, or a mixture of kinds) is a tensor of codes,
-which index the list of distinct values. If all rows have one common value, only this value is stored. A missing value
-is null.
+The kind of a column is `bool`, `int`, `float` or `json`. Columns of the kinds `bool`, `int` and `float` are tensors
+with the narrowest dtype that represents every value exactly. A `json` column (strings, lists, mappings, or a mixture of
+kinds) is a tensor of codes, which index the list of distinct values. If all rows have one common value, only this value
+is stored. A missing value is null.
 """
 
 import json

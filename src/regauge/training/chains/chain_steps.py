@@ -17,7 +17,7 @@ from regauge.core.products import matmul
 
 @dataclass(frozen=True)
 class InPlace:
-    """An activation and its derivative, both computed in place.
+    """An activation and its derivative. The two functions are computed in place.
 
     `forward` takes the input, and either a tensor for slopes or None. `backward` takes the derivative with respect to
     the output, the output, and the slopes.

@@ -3,7 +3,7 @@
 Stacked convolutions are grouped convolutions, which are slow on a CPU. Unfolded convolutions are batched products,
 which are slower than oneDNN's convolutions. Therefore convolutions and max pooling are computed network by network. The
 layers after the last convolution are so small that separate calls would be mostly overhead. Therefore one program
-computes these layers for as many networks as fit the cache. If the activations of a batch do not fit the cache, the
+computes the last layers for as many networks as fit the cache. If the activations of a batch do not fit the cache, the
 batch is split, and the gradients of the parts are summed.
 
 If matrix products use oneDNN (`core/products.py`), activations have oneDNN's layout from the first convolution to the
@@ -30,7 +30,7 @@ HELD_BYTES = 48 * 2**20
 """The size in bytes of the activations that are in memory at once, which is less than the memory that
 `keep_freed_memory` keeps."""
 LARGEST_VALUE = 1e37
-"""A bound on activations. Activations below this bound do not overflow. Overflow must be excluded because the ReLU and
+"""A bound on activations. Activations below the bound do not overflow. Overflow must be excluded because the ReLU and
 the maxima of oneDNN remove NaN."""
 
 
@@ -236,7 +236,7 @@ def _fits_blocks(step: Step) -> bool:
 
 
 def unstack(params: Mapping[str, Tensor], *, is_blocked: bool = False) -> list[Params]:
-    """Return the networks of a stack. Kernels get channels-last layout; for oneDNN's layout, they stay unchanged."""
+    """Return the networks of a stack. Kernels get channels-last layout, or stay unchanged for oneDNN's layout."""
     # Kernels of one channel fit both memory layouts, and convolutions would choose the other one.
     apart = {
         name: tensor.permute(0, 1, 3, 4, 2).clone(memory_format=torch.contiguous_format).permute(0, 1, 4, 2, 3).unbind()

@@ -11,7 +11,8 @@ from regauge.weightspace.layout.blocks import Grid
 from regauge.weightspace.layout.compile import Layout
 
 POOLED = -1
-"""The value for an axis of features to which no axis of the hub corresponds. Features are pooled along such an axis."""
+"""The value for an axis of features to which no axis of the hub corresponds. Features are pooled along axes with the
+value `POOLED`."""
 
 NOTHING = Grid((), (), ())
 """The grid without axes, for hubs (common units of tensors) at which all axes are pooled."""

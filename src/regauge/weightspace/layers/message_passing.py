@@ -98,8 +98,8 @@ class _Layer(nn.Module):
         return features.change(result, pairs, self.network.change(features, network, result, layout))
 
     def _message(self, e: Tensor, units: dict[str, Tensor], block: Block, receiver: int) -> Tensor:
-        """Return the message that every weight of a block sends to one of the two units that it connects, `[models,
-        *labels, width]`.
+        """Return the message that every weight of a block sends to one of the two connected units, `[models, *labels,
+        width]`.
         """
         factor, message = self.through.at(receiver, e).chunk(2, -1)
         for j, other in enumerate(block.ends):

@@ -18,9 +18,9 @@ class NFN(Layer):
 
         W'[i, j] = A W[i, j] + B [means over other axes, b at i] + C [the same at j] + D [means of everything]
 
-    If two tensors have the same unit sets, such as the two weight matrices of a gated layer, they are mapped to each
-    other entry by entry. If a weight tensor connects a unit set with itself, its transpose and its diagonal also have
-    separate maps. The linear maps are combined with layer normalization, SiLU and a residual connection.
+    If two tensors have the same unit sets, such as the two weight matrices of a gated layer, the tensors are mapped to
+    each other entry by entry. If a weight tensor connects a unit set with itself, its transpose and its diagonal also
+    have separate maps. The linear maps are combined with layer normalization, SiLU and a residual connection.
 
     No group permutes inputs and classes. Therefore the encoder maps inputs and classes to features once, and layers
     have no channels for them. The number of parameters grows with the square of the number of tensors that have units

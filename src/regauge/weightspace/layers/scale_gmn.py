@@ -63,7 +63,7 @@ class ScaleGMN(Layer):
 
     @property
     def traits(self) -> Traits:
-        """Return the layer's properties: it respects signs, and also scales if `is_scaled`."""
+        """Return the layer's properties: the layer respects signs, and also scales if `is_scaled`."""
         return Traits(has_odd=True, respects=("sign", "scale") if self.is_scaled else ("sign",))
 
     def build(self, plan: LayerPlan) -> nn.Module:

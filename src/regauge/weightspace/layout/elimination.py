@@ -29,7 +29,7 @@ class Product:
         right: The name of the second factor, a block or a part of a tensor.
         equation: The `torch.einsum` equation; the model axis comes first.
         turned: For rotations of planes, an axis of the right factor, counted with the model axis; None for all other
-            groups. Each pair of entries (x, y) along this axis is also used as (-y, x), because rotations preserve
+            groups. Each pair of entries (x, y) along the axis is also used as (-y, x), because rotations preserve
             oriented areas.
     """
 

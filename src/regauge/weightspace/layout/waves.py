@@ -38,8 +38,8 @@ class Wave:
         sine: The name of the block of sines.
         cosine: The name of the block of cosines.
         frequency: The frequency in radians per unit of the original values.
-        addend: The character (exponents of signs) of the angles. Only values with this character may be added to the
-            angles.
+        addend: The character (exponents of signs) of the angles. Only values with the character `addend` may be added
+            to the angles.
     """
 
     sine: str

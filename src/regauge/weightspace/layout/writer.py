@@ -24,7 +24,7 @@ class WrittenValues:
         units: The axes of the piece that index sets of units.
         matrices: The axes of the piece on which contracted matrices act.
         fixed: The axes of the piece along which entries count as separate values of a unit.
-        group: The axis on which matrices act, if there is exactly one such axis.
+        group: The axis on which matrices act, if matrices act on exactly one axis.
         bases: The indices of the unit axes within which the group of `group` is repeated.
     """
 

@@ -63,7 +63,7 @@ def read_folder(
         template: The pattern of the names, relative to the folder.
         architecture: The architecture of all networks. If None, only the tensors of the networks are known.
         inputs: Example inputs of the architecture's module.
-        beside: Names of checkpoint entries that are not parameters, such as "label". Each of these entries becomes a
+        beside: Names of checkpoint entries that are not parameters, such as "label". Each listed entry becomes a
             column.
 
     Raises:

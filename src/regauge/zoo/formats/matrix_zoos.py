@@ -198,7 +198,7 @@ def _architecture(variables: Sequence[Variable], activation: str) -> tuple[Archi
 
 
 def _value(text: str) -> Any:
-    """Return a cell as a number or boolean if it can be parsed as one."""
+    """Return a cell as a number or boolean, if the cell can be parsed as a number or boolean."""
     if text in ("True", "False"):
         return text == "True"
     for kind in (int, float):

@@ -4,8 +4,8 @@ The files of the networks are `{set}/{run}_{epoch}_{hits}.pt`, where `hits` is t
 The table `metadata/{set}.csv` lists checkpoints with the settings of their runs. `{set}` is "mnist" or "ag_news".
 Networks for images contain the embedding of patches and fixed position codes. Networks for texts contain no embedding
 and no position codes. The inputs of networks for texts are word vectors, which all networks share and which are not
-part of the zoo. Each run also has a checkpoint with its best test accuracy. The name of this file has no epoch, and the
-checkpoint is not imported.
+part of the zoo. Each run also has a checkpoint with its best test accuracy. The file name of the best checkpoint has no
+epoch, and the best checkpoint is not imported.
 """
 
 import math

@@ -97,8 +97,8 @@ def plan_comparison(
     """Return the jobs that compute a matrix, or the remaining jobs of an interrupted computation.
 
     Args:
-        store: The store, or its folder. Indices of networks refer to this store.
-        folder: The folder for blocks of the matrix; it is created if it does not exist.
+        store: The store, or its folder. Indices of networks refer to the store.
+        folder: The folder for blocks of the matrix. A missing folder is created.
         indices: The indices of the networks, in the order of rows and columns.
         compare: The comparison of two blocks: a function in a module, or a picklable object.
         size: The number of networks in a block.

@@ -1,6 +1,6 @@
 """A driver of jobs that write files.
 
-The driver does each job once, on any executor. If the driver is started again, it does only the missing jobs.
+The driver does each job once, on any executor. A driver that is started again does only the missing jobs.
 
 A job is a pure function of its key. A job writes one file, which gets its final name when the file is complete. The
 files are therefore the whole state, and no locks are needed. After a crash, start the driver again with the same

@@ -43,8 +43,8 @@ EARLIER = "earlier_counts"
 KINDS = {"PopulationConfig": "Config"}
 """Names of settings classes in stores of earlier versions, by their current names."""
 SHARD_WORK = 1e13
-"""The largest number of multiplications for the training of one shard. A shard of this size takes some minutes on one
-core."""
+"""The largest number of multiplications for the training of one shard. Training a shard with this number of
+multiplications takes some minutes on one core."""
 
 
 class Stage:
@@ -70,7 +70,7 @@ class Stage:
     def keep(self, ids: Sequence[int], blocks: Iterable[SavedNetworks], *, is_last: bool) -> None:
         """Store the blocks of a stack, one after another.
 
-        If the last stack consists of one part, it is only kept in memory.
+        A last stack of one part is only kept in memory.
         """
         mark = secrets.token_hex(4)
         for number, (piece, is_end) in enumerate(self._pieces(blocks)):
@@ -152,7 +152,7 @@ class TrainShards:
     change.
 
     A shard is written when its last network is trained. Until then, the finished stacks of the shard are stored
-    separately. If a job was killed and is repeated, it trains only the unfinished stacks. `advance` counts trained
+    separately. A job that is repeated after it was killed trains only the unfinished stacks. `advance` counts trained
     networks in this process, including fractions. Worker processes do not display progress.
     """
 

@@ -79,7 +79,7 @@ def clusters(distances: ArrayLike, count: int) -> NDArray[np.int64]:
 
 
 def _check(distances: ArrayLike) -> NDArray[np.float64]:
-    """Return distances made exactly symmetric; raise an error unless they are symmetric up to rounding."""
+    """Return distances made exactly symmetric. Raise an error unless the distances are symmetric up to rounding."""
     given = np.asarray(distances, np.float64)
     if given.ndim != 2 or given.shape[0] != given.shape[1]:
         raise ValueError(

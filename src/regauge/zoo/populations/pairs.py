@@ -35,15 +35,16 @@ class PairBlock(NamedTuple):
 
 @dataclass(frozen=True)
 class OrbitDistances:
-    """The matrix of distances between the orbits of networks in one population and the orbits of networks in another.
+    """The matrix of distances between the orbits of networks in one population and the orbits of networks in a second
+    population.
 
-    For each pair, both networks are canonicalized, the second is aligned to the first, and the Euclidean distance is
-    computed. The matrix contains `rg.canonical.orbit_distance` for all pairs, computed at once. For some methods (with
-    restarts or data), the optimum may depend on the direction. If the optimum may depend on the direction, each pair is
-    aligned in both directions and the smaller distance is used. Exchanging the populations therefore transposes the
-    matrix. Up to rounding, the distance depends only on the orbits of the networks, and is zero for networks of one
-    orbit. Matching ends in local optima. Therefore the distance is an upper bound on the distance of the orbits, and it
-    can violate the triangle inequality.
+    For each pair, both networks are canonicalized, the second network is aligned to the first, and the Euclidean
+    distance is computed. The matrix contains `rg.canonical.orbit_distance` for all pairs, computed at once. For some
+    methods (with restarts or data), the optimum may depend on the direction. If the optimum may depend on the
+    direction, each pair is aligned in both directions and the smaller distance is used. Exchanging the populations
+    therefore transposes the matrix. Up to rounding, the distance depends only on the orbits of the networks, and is
+    zero for networks of one orbit. Matching ends in local optima. Therefore the distance is an upper bound on the
+    distance of the orbits, and it can violate the triangle inequality.
 
     Attributes:
         symmetry: The symmetry of the architecture.
@@ -84,7 +85,7 @@ class OrbitDistances:
 def squares(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
     """Return the squared distances between networks' parameters, without buffers and tied names, float64 `[n]`.
 
-    If the tensors in `a` have no model axis, `a` is a single network, and it is compared with all networks in `b`.
+    If the tensors in `a` have no model axis, `a` is a single network, which is compared with all networks in `b`.
     """
     ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
     total = torch.zeros(count_models(b), dtype=torch.float64)
@@ -132,14 +133,15 @@ def _blocks(first: Params, second: Params) -> Iterator[PairBlock]:
 
 @dataclass(frozen=True)
 class Barriers:
-    """The matrix of barriers on linear paths between the networks of one population and the networks of another.
+    """The matrix of barriers on linear paths between the networks of one population and the networks of a second
+    population.
 
     Entry (i, j) is the barrier of `rg.line`. The barrier is the largest excess of the loss over the linear
     interpolation of the endpoint losses, but at least zero. A barrier is NaN if a loss is NaN. If a symmetry is given,
     each pair is aligned first. For methods whose optimum may depend on the direction, each pair is aligned in both
-    directions, and the better result is used. Transforming both endpoints by the same element changes no loss on the
-    path. Therefore exchanging the populations transposes the matrix. If the population is already aligned as a whole,
-    pass no symmetry.
+    directions, and the result with the larger objective is used. Transforming both endpoints by the same element
+    changes no loss on the path. Therefore exchanging the populations transposes the matrix. If the population is
+    already aligned as a whole, pass no symmetry.
 
     Attributes:
         task: Model, data and loss. The task's `prepare` is applied to every network on a path, including both

@@ -31,7 +31,7 @@ REFERENCE = "reference.safetensors"
 
 @dataclass(frozen=True)
 class AlignShards:
-    """Jobs that align networks: job `name` aligns the shard of this name, and appends it to another store.
+    """Jobs that align networks: job `name` aligns the shard with this name, and appends the result to a second store.
 
     Networks with NaN or Inf are skipped. The rows of aligned networks keep their columns and get further columns. The
     column "objective" is the value that the method maximizes, and "objective_before" is its value before alignment. The

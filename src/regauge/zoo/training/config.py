@@ -47,8 +47,8 @@ class ClassHalves:
 
     Attributes:
         share: For each class in the first half of the classes, the share of its examples that the first subset
-            contains. For each other class, the first subset contains one minus this share. The second subset contains
-            all other examples.
+            contains. For each class in the second half, the first subset contains one minus this share. The second
+            subset contains the examples that are not in the first subset.
 
     References:
         Navon et al. (2024), section 6, disjoint data sets with 95% and 5%.
@@ -115,7 +115,7 @@ class Discard:
     Attributes:
         step: The number of steps after which networks are stopped.
         worst: The share of networks in every group that are stopped: the networks with the largest validation losses.
-            Networks that were stopped before are included in this share.
+            The share includes networks that were stopped before.
         above: Networks whose validation loss (in nats or squared error) exceeds this number are stopped.
     """
 

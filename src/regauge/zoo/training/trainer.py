@@ -74,9 +74,9 @@ def train(
         ids: The ids of the networks; all networks if None. If a share of each group is discarded, the ids of each group
             must be complete.
         data: Examples that replace the examples named by `config.data`.
-        backend: The back end for training. If None, the fastest back end for the architecture and the device is used.
-            Fully connected chains and (on a CPU) convolutional chains have special programs, which replace the general
-            program for stacks.
+        backend: The back end for training. By default, the fastest back end for the architecture and the device is
+            used. Fully connected chains and (on a CPU) convolutional chains have special programs, which replace the
+            general program for stacks.
         stack: The largest number of networks in a stack.
         device: The device for training.
         dtype: The dtype of parameters and examples.
