@@ -36,7 +36,7 @@ from regauge.discovery.trace import Program
 Change = Callable[[Tensor], Tensor]
 """A function that changes a value before operators read it.
 
-Pass the same function object each time, because it is part of the key of cached graphs."""
+Pass the same function object each time, because the object is part of the key of cached graphs."""
 SELECTIONS = words("index index_select gather embedding")
 """Operators that select entries of their first operand."""
 ROUNDING = 0.25
