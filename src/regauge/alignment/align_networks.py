@@ -91,7 +91,7 @@ def align(
 
     The result is never worse than the identity by the method's objective, and `params` computes the same function as
     `params_b`. If the symmetry has translations or gains, the method compares representatives (`Symmetry.split`). The
-    aligned network then gets the coordinates of the first network.
+    aligned network gets the coordinates of the first network.
 
     Networks may also be checkpoints on disk. Checkpoints that need more than `memory` are streamed from disk. For
     streamed checkpoints, weights are matched, and `params` reads tensors from `out` on access.
@@ -128,8 +128,8 @@ def align(
         TypeError: A network is not a dictionary of tensors, or the method is not an object of a method class. The
             method needs tuples of dictionaries but got single dictionaries, or the reverse.
         ValueError: The networks have different parameters, do not fit the symmetry, contain NaN or Inf, or are
-            populations. No element maps the structure tensors of the second network to those of the first. The method
-            needs a task or a generator that was not given. The memory limit is too low.
+            populations. No element maps the structure tensors of the second network to the structure tensors of the
+            first network. The method needs a task or a generator that was not given. The memory limit is too low.
     """
     job = None
     if not isinstance(params_a, tuple) and not isinstance(params_b, tuple):
@@ -250,7 +250,7 @@ def align_many(
     """Find one element for each of several networks, such that all transformed networks are close to one another.
 
     The elements map the networks into common coordinates, called a universe. If every network is aligned to the first
-    one instead, the result depends on which network is first. If every pair is aligned separately, the alignments
+    network instead, the result depends on which network is first. If every pair is aligned separately, the alignments
     contradict each other: the product of the elements A to B and B to C differs from the element A to C. In a universe,
     the quotient of the elements of two networks aligns these two networks.
 

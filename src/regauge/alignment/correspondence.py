@@ -75,10 +75,10 @@ class Correspondence:
         Let T be the transport plan of a group. The plan acts on two kinds of axes. Along the axis of a layer's own
         units, the weights of corresponding units are averaged, using `T / rows`. Along an axis over which a layer sums,
         weights are distributed among the corresponding units, using `T / columns`. If T is a permutation, the plan only
-        permutes the units along every axis. Suppose that the second network B contains several copies of every unit of
-        the first network A, and divides the outgoing weights among the copies. Then the converted network computes the
-        same function as A. If A is wider by an integer factor and every unit of B corresponds to several units of A,
-        the converted network computes the same function as B.
+        permutes the units along every axis. The second network B may contain several copies of every unit of the first
+        network A, with outgoing weights divided among the copies. The network that is converted from such a network B
+        computes the same function as A. If A is wider by an integer factor and every unit of B corresponds to several
+        units of A, the converted network computes the same function as B.
 
         Args:
             params_b: A network with the shapes of the second network. The given tensors are not modified. Buffers are

@@ -147,7 +147,7 @@ def dictionary_of(name: str) -> tuple[int, str]:
 
 
 def _require_entries(first: Dictionaries, network: Dictionaries, number: int) -> None:
-    """Raise an error if a network's later dictionaries do not fit its first one, or contain NaN or Inf."""
+    """Raise an error if a network's later dictionaries do not fit its first dictionary, or contain NaN or Inf."""
     for k in range(1, len(network)):
         require_same_shapes(first[k], network[k])
         require_finite(network[k], f"entry {k} of the stack of {label(number)}")

@@ -34,7 +34,7 @@ class _Setting:
     generator: torch.Generator | None
 
     def require_task(self, method: object) -> Task:
-        """Return the task, or raise an error if there is none. Methods that need a task call this function.
+        """Return the task, or raise an error if there is none. Methods that need a task call `require_task`.
 
         Raises:
             ValueError: The caller gave no task.
@@ -47,7 +47,8 @@ class _Setting:
         return self.task
 
     def require_generator(self, why: str) -> torch.Generator:
-        """Return the generator, or raise an error if there is none. Methods that use random numbers call this function.
+        """Return the generator, or raise an error if there is none. Methods that use random numbers call
+        `require_generator`.
 
         Raises:
             ValueError: The caller gave no generator.

@@ -79,9 +79,9 @@ def canonicalize(
 
     A product of two matrices may have more inner coordinates than its rank. For example, the product of `Linear(4, 6)`
     and `Linear(6, 2)` has six inner coordinates and at most rank two. If the rank is lower than the number of inner
-    coordinates, some entries of the factors do not affect the function. The canonical form then contains the
-    factorization of the product by rank, which preserves the function. The factorized network is not on the orbit of
-    the given network, but networks on the orbit come arbitrarily close to it. Networks with the same canonical form
+    coordinates, some entries of the factors do not affect the function. For a product of lower rank, the canonical form
+    contains the factorization by rank, which preserves the function. The factorized network is not on the orbit of the
+    given network, but networks on the orbit come arbitrarily close to it. Networks with the same canonical form
     therefore compute the same function, but may lie on different orbits. Inner coordinates that are zero in both
     factors have zero gradients. `factorize` computes only the factorization by rank.
 
@@ -292,11 +292,11 @@ def orbit_distance(
 ) -> float:
     """Return the distance of two networks up to symmetry, an upper bound on the distance between their orbits.
 
-    Both networks are canonicalized, and the second one is aligned to the first. The returned distance is the Euclidean
-    distance between their parameters, without buffers. Scales give incoming weights unit norm, and are not chosen to
-    bring the networks closer. Up to rounding, the distance depends only on the two orbits. The distance is zero if both
-    networks are on one orbit, or if they have the same factorization by rank (see `canonicalize`). The returned
-    distance is an upper bound on the smallest distance, because matching ends in a local optimum.
+    Both networks are canonicalized, and the second network is aligned to the first network. The returned distance is
+    the Euclidean distance between their parameters, without buffers. Scales give incoming weights unit norm, and are
+    not chosen to bring the networks closer. Up to rounding, the distance depends only on the two orbits. The distance
+    is zero if both networks are on one orbit, or if they have the same factorization by rank (see `canonicalize`). The
+    returned distance is an upper bound on the smallest distance, because matching ends in a local optimum.
 
     Args:
         params_a: The first network.

@@ -27,12 +27,12 @@ def without_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> Par
     """Project each factor of a matrix product onto the space that the other factor reads. The function stays the same.
 
     Let a group of invertible matrices multiply the entries X, and let their inverse transposes multiply the entries Y.
-    The function then depends only on the product `Y' X`. Let P be the projection onto the columns of Y, and let `X1 = P
-    X`. Let Q be the projection onto the columns of X1, and let `Y1 = Q Y`. X1 and Y1 have the same product as X and Y,
-    and their rank is the rank of the product. All pairs of factors that have the rank of their product, and the same
-    product, form one orbit, which contains a network of smallest norm. The orbit of the given pair X and Y comes
-    arbitrarily close to the orbit of the result, although no element maps the given pair to the result. In a chain of
-    groups, the result is Kalman's minimal realization: the part that the inputs reach and the outputs read.
+    The function of the network depends only on the product `Y' X`. Let P be the projection onto the columns of Y, and
+    let `X1 = P X`. Let Q be the projection onto the columns of X1, and let `Y1 = Q Y`. X1 and Y1 have the same product
+    as X and Y, and their rank is the rank of the product. All pairs of factors that have the rank of their product, and
+    the same product, form one orbit, which contains a network of smallest norm. The orbit of the given pair X and Y
+    comes arbitrarily close to the orbit of the result, although no element maps the given pair to the result. In a
+    chain of groups, the result is Kalman's minimal realization: the part that the inputs reach and the outputs read.
 
     Args:
         params: A network or a population.

@@ -235,8 +235,8 @@ def canonical_manifold(symmetry: Symmetry, *, head: str | None = None) -> Manifo
 
     Args:
         symmetry: The symmetry. All sizes of its groups must be known: it was discovered, or bound to parameters.
-        head: The name of the last layer's weight, if `normalize_logits` gave it norm one. The weight of the last layer
-            then lies on one sphere.
+        head: The name of the last layer's weight, if `normalize_logits` gave it norm one. A weight of norm one lies on
+            one sphere.
 
     Raises:
         KeyError: The symmetry has no parameter with the name `head`.

@@ -72,8 +72,8 @@ class Checkpoint(Mapping[str, Tensor]):
     Attributes:
         label: The checkpoint's name in messages, which is the path that the user gave.
         path: The path of the file, or of the shards' index.
-        stored: The location of every tensor, by name. The function `write` uses the names, dtypes and order of this
-            mapping.
+        stored: The location of every tensor, by name. The function `write` uses the names, dtypes and order of
+            `stored`.
         metadata: The strings in the header of each file, except the record of how the file was made (its provenance).
         form: The dtype and the largest file size of an output that has the names and files of this checkpoint.
         home: The path of the network without adapters, for example `BASE` for `BASE+ADAPTER`.
@@ -240,7 +240,9 @@ class Checkpoint(Mapping[str, Tensor]):
         return {n: torch.empty(s.shape, dtype=self.dtype_of(n), device="meta") for n, s in self.stored.items()}
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Return the dtype in which a tensor is read: the stored dtype, or a wider one for an adapter or for `form`."""
+        """Return the dtype in which a tensor is read: the stored dtype, or a wider dtype for an adapter or for
+        `form`.
+        """
         if self._params is not None:
             return self._params[name].dtype
         stored = self.stored[name].dtype
@@ -318,7 +320,7 @@ class Checkpoint(Mapping[str, Tensor]):
     def written_as(self, form: Form) -> "Checkpoint":
         """Return a copy whose output is written in another form (dtype and file size).
 
-        The copy reads tensors in a dtype that is wide enough for this form.
+        The copy reads tensors in a dtype that is wide enough for `form`.
         """
         result = copy(self)
         result.form, result._files = form, {}

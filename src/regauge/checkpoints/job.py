@@ -86,7 +86,7 @@ SHARED = ("aligning", "merging")
 
 @dataclass(frozen=True)
 class FileJob:
-    """A job that makes one checkpoint from several.
+    """A job that makes one checkpoint from several checkpoints.
 
     Attributes:
         number: The index of the checkpoint whose names, dtypes and files the output has.

@@ -86,7 +86,7 @@ class Output:
         return join()
 
     def require_alone(self, work: str) -> None:
-        """Raise a ValueError if the output is shared, because this work is done by a single process."""
+        """Raise a ValueError if the output is shared, because a single process does the work."""
         if self.shared:
             raise ValueError(f"{work} cannot be shared by processes; leave `shared=True` out, and start one process")
 
@@ -99,6 +99,6 @@ class Output:
 def alignment_label(out: Output | str | Path | None) -> str:
     """Return the file name of an output's alignment, as a provenance states it.
 
-    This file name does not depend on the name of the output.
+    The file name of the alignment does not depend on the name of the output.
     """
     return f"*{ALIGNMENT}" if out is None or Output.of(out).is_file else f"regauge{ALIGNMENT}"

@@ -84,7 +84,7 @@ def match_adapters(adapters: Sequence[Checkpoint], number: int) -> tuple[Checkpo
     Adapters that already have the required ranks and scales are returned unchanged.
 
     Raises:
-        ValueError: The adapters change different modules, or some scales are zero and others are not.
+        ValueError: The adapters change different modules, or some scales are zero and other scales are not.
     """
     every = [_factors(one) for one in adapters]
     first, scaled = every[0], every[number]

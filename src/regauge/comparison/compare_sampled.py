@@ -203,8 +203,8 @@ class _Sampled:
         """Whether a rotated residual stream may be the cause of differences that remain after permutations.
 
         A rotation does not change inner products. Suppose that a rotation R leaves the difference E = X - Y R between
-        tensors X and Y. The Gram matrices of X and Y then differ by at most |E| (|X| + |Y|). If E is small, the entries
-        of both Gram matrices are therefore correlated.
+        tensors X and Y. For such X and Y, the two Gram matrices differ by at most |E| (|X| + |Y|). If E is small, the
+        entries of both Gram matrices are therefore correlated.
         """
         names = self._symmetry.rotatable
         seen = False

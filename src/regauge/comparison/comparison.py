@@ -32,8 +32,8 @@ class Comparison:
         shares: For each tensor, the explained share before and after alignment: the squared correlation between both
             networks.
         share_by_chance: The explained share that alignment reaches by chance: the largest share of a scrambled copy,
-            plus the range of the shares over all scrambled copies. None if the verdict does not depend on this share,
-            for example if both networks are the same.
+            plus the range of the shares over all scrambled copies. None if the verdict does not depend on the share by
+            chance, for example if both networks are the same.
         p_value: The probability that the units of independently trained networks correspond at least as well in their
             stored order, estimated with random elements; see `measure_independence`. None if no group permutes units.
             The p-value is exact unless somebody chose the order of units. If the files record an alignment and contain

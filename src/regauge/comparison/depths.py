@@ -125,8 +125,8 @@ def _score(
 
 
 def _match_in_order(scores: Mapping[tuple[int, int], float], rows: int, columns: int) -> dict[int, int]:
-    """Return the matching of rows and columns with the largest total score, among matchings that keep the order of
-    both. The result is the row of each column.
+    """Return the matching of rows and columns with the largest total score, among matchings that keep the order of rows
+    and columns. The result is the row of each column.
     """
     best: dict[tuple[int, int], tuple[float, dict[int, int]]] = {}
     nothing = (0.0, dict[int, int]())

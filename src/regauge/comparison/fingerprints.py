@@ -82,7 +82,7 @@ def fingerprint(
     can change the fingerprint much.
 
     If a checkpoint does not fit in memory, it is read tensor by tensor, in float32, or in float64 if it is stored in
-    float64. Up to rounding, the fingerprint is the same as that of the network in memory.
+    float64. Up to rounding, the fingerprint equals the fingerprint of the network in memory.
 
     Args:
         params: A network, a population with a leading model axis, or the path of a checkpoint. Buffers on which the
@@ -361,7 +361,7 @@ def _balance(job: FileJob, symmetry: Symmetry, passes: Passes, nbytes: int) -> E
 def _without_shifts(tensor: Tensor, sites: Sequence[Site]) -> Tensor:
     """Return `sin(pi x / c)` of a tensor to which half periods c are added.
 
-    A half period only changes the sign of this sine.
+    A half period only changes the sign of the sine.
     """
     amounts = {abs(amount) for site in sites for amount in site.placement.shift if amount}
     if not amounts:

@@ -84,8 +84,7 @@ def compare_many(
         compare: A function that compares two networks as `rg.compare` does. The function returns None for pairs that
             cannot be compared.
         parents: For each network, the names of those other networks that its provenance names as parents.
-        read: A function that returns a network. Without this function, trees are computed only from the distances of
-            pairs.
+        read: A function that returns a network. Without `read`, trees are computed only from the distances of pairs.
         progress: A function that shows how many pairs are done.
 
     Raises:

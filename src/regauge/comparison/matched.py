@@ -76,7 +76,7 @@ def weigh(
 
     Args:
         matched: The matched networks.
-        common: The compared part of both networks, unless both are compared completely.
+        common: The compared part of both networks, unless both networks are compared completely.
         origins: The origins of both networks, as recorded in their provenance.
         draws: The number of random permutations in the independence test.
         generator: The source of randomness for the permutations.
@@ -152,7 +152,9 @@ def _test(pair: Pair, origins: Origins, draws: int, generator: torch.Generator) 
 
 
 def _rounding(shares: Sequence[TensorShare]) -> tuple[bool, list[float]]:
-    """Return whether both networks are equal after rounding to the coarser of their formats, and both precisions."""
+    """Return whether both networks are equal after rounding to the coarser of their formats, and the precisions of both
+    formats.
+    """
     # If all values of a float32 tensor fit bfloat16, the tensor was once stored in bfloat16. Therefore the format
     # depends on values, not on dtypes. A network has the coarsest format that fits all its tensors.
     everywhere = [frozenset(FORMATS).intersection(*(share.formats[k] for share in shares)) for k in range(2)]

@@ -59,7 +59,8 @@ class Relatives:
         """Open a checkpoint with other shapes than the first checkpoint, under the tensor names of the symmetry.
 
         Raises:
-            ValueError: The checkpoint has no comparable part in common with the first one, or lacks single tensors.
+            ValueError: The checkpoint has no comparable part in common with the first checkpoint, or lacks single
+                tensors.
         """
         symmetry, first = self.networks.symmetry, self.networks.checkpoints[0]
         named = name_by(checkpoint, symmetry)

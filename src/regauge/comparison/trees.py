@@ -93,9 +93,9 @@ def join_neighbors(names: list[str], distances: Float64[Tensor, "n n"]) -> list[
 
     If the distances are path lengths of a tree, the result is that tree. Inner nodes are ancestors that are not among
     the networks. Inner nodes are named "ancestor 1" and so on. A network that is itself an ancestor has a branch of
-    length zero. If some networks were trained further from others, pass *squared* distances. Different training runs
-    take nearly orthogonal steps, so squared distances add up along the tree. The tree has no root. The branches are
-    listed from the ancestor that was added last.
+    length zero. If some networks were trained further from other networks, pass *squared* distances. Different training
+    runs take nearly orthogonal steps, so squared distances add up along the tree. The tree has no root. The branches
+    are listed from the ancestor that was added last.
 
     Args:
         names: The names of two or more networks, without repetition.
@@ -147,7 +147,7 @@ def grow_tree(points: Points, averages: Sequence[Average] = ()) -> list[Branch]:
     blocks of tensors, and leaves out some networks.
 
     Args:
-        points: Two or more networks in one gauge. Among several copies, the first one counts as the parent.
+        points: Two or more networks in one gauge. Among several copies, the first copy counts as the parent.
         averages: The networks that are averages of other networks. In the tree, an average is a child of the parent
             with the largest weight.
 
@@ -370,8 +370,8 @@ def _orient(
 def _turn(
     branches: list[tuple[int, int]], conductances: np.ndarray, time: "_Time"
 ) -> tuple[list[tuple[int, int]], int]:
-    """Return a tree, and its root. Branches are exchanged if norms then grow along more branches and conductances
-    decrease little.
+    """Return a tree, and its root. Branches are exchanged if the exchange makes norms grow along more branches and
+    decreases conductances little.
     """
     best, root = time.find_root(branches)
     while True:

@@ -1,4 +1,6 @@
-"""The choice of the units to compare in networks of different widths: those that best match the narrower network."""
+"""The choice of the units to compare in networks of different widths: the units that best match the narrower
+network.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Verdicts of comparisons and their thresholds, which were chosen on other networks than those of the evaluation.
+"""Verdicts of comparisons and their thresholds, which were chosen on networks that the evaluation does not use.
 
 `benchmarks/aligned_strangers.py` contains the hard cases: independent networks that were trained on the same data and
 then aligned, fully or partly, some with further training. `benchmarks/lineage.py` contains the remaining networks for
@@ -271,7 +271,9 @@ def kinship(lean: float | None) -> str:
 
 
 def lean_of(balanced: tuple[float, float, float] | None) -> float | None:
-    """Return the change of the squared norm relative to the squared distance, given the distance and both norms."""
+    """Return the change of the squared norm relative to the squared distance, given the distance and the norms of both
+    networks.
+    """
     if balanced is None or not balanced[0]:
         return None
     distance, first, second = balanced

@@ -52,8 +52,8 @@ class AffineLayer:
 def layers_of(program: Program) -> tuple[AffineLayer, ...]:
     """Return the affine layers of a traced model, in the order of the graph.
 
-    If the weight of a layer is also used elsewhere, the layer is excluded, because a change for this layer would be
-    wrong for the other use.
+    If the weight of a layer is also used elsewhere, the layer is excluded, because a change of the weight for one use
+    would be wrong for the other use.
     """
     nodes = list(program.graph.graph.nodes)
     read = _read_by_layers(program, nodes)

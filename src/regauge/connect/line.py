@@ -166,8 +166,8 @@ def line(
         judge: A task, or a function that maps parameters to metrics. The metrics must include "loss".
         points: The number of equally spaced points t, including both endpoints.
         symmetry: If given, the weights of the second network are first aligned to the first network, with the default
-            method of `rg.align`. The result then also contains the curve before alignment in `unaligned`, and `plot`
-            shows both curves. A symmetry can be given only for linear paths.
+            method of `rg.align`. If a symmetry is given, the result also contains the curve before alignment in
+            `unaligned`, and `plot` shows both curves. A symmetry can be given only for linear paths.
         path: The path: `Straight()` (default), `Geodesic`, `WassersteinGeodesic`, `Bezier`, `PolygonalChain` or
             `Repaired`.
         prepare: A function that is applied to every network on the path, including the endpoints. Default: the

@@ -61,7 +61,7 @@ class Site:
 
     @cached_property
     def is_sorted(self) -> bool:
-        """Whether the axis indices of this site are in ascending order.
+        """Whether the axis indices of the site are in ascending order.
 
         If the site also covers every index of an axis, the entries along this axis need no rearrangement.
         """

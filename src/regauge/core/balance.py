@@ -365,8 +365,8 @@ def _exponents_of(terms: Sequence[tuple[str, Exponents]], count: int) -> NDArray
 
 
 def _shrinking_way(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a short direction of scales along which no sum of squares (row) grows. Among these directions, choose one
-    along which as many rows as possible shrink by at least one.
+    """Return a short direction of scales along which no sum of squares (row) grows. Among directions along which no row
+    grows, choose one along which as many rows as possible shrink by at least one.
 
     If another row grows along every direction that shrinks a row, return zero.
     """

@@ -3,11 +3,11 @@
 Scales and signs that change gains cannot act on representatives. However, some rotations can act on representatives,
 but not on networks with other gains; `Group.behind_gains` names these rotations.
 
-Some models store a gain as `weight` and multiply by `1 + weight`. A scale s then changes the weight by `w -> s (w + 1)
-- 1`. If the model multiplies by `1 + layer(x)`, a scale changes the bias of the layer in the same way. Functions that
-read or set gains use the sums `1 + weight`, because the action on the sums is linear.
+Some models store a gain as `weight` and multiply by `1 + weight`. For such a gain, a scale s changes the weight by `w
+-> s (w + 1) - 1`. If the model multiplies by `1 + layer(x)`, a scale changes the bias of the layer in the same way.
+Functions that read or set gains use the sums `1 + weight`, because the action on the sums is linear.
 
-If a model uses only the exponential of a parameter, scales multiply the exponential. Scales then add numbers to the
+If a model uses only the exponential of a parameter, scales multiply the exponential, and therefore add numbers to the
 parameter. Functions that read or set such a parameter use the exponential instead of the sum `1 + weight`.
 """
 
@@ -322,7 +322,8 @@ def sums(added: Mapping[str, Added], params: Mapping[str, Tensor]) -> Params:
 def from_sums(added: Mapping[str, Added], summed: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Params:
     """Return the parameters, computed from sums of parameters and the constants that the model adds to them.
 
-    If a parameter in `given` gives the same sum, this parameter is returned, because it has no rounding error.
+    If a parameter in `given` gives the same sum as in `summed`, this parameter is returned, because it has no rounding
+    error.
     """
     found = dict(summed)
     for name in added:

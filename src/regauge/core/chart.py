@@ -1,12 +1,12 @@
 """Splitting of a network into a representative, which computes the same function, and coordinates, to which
 translations add vectors.
 
-First, all gains of the network are set to one. The vectors of the translation families are then subtracted one after
-another, first from weights and then from biases. Subtracting the vector of a later family leaves the coordinates of all
-earlier families at zero. The coordinates of a network are one vector for each translation family. A translation adds
-vectors to the coordinates, in any order. If vectors were added to the network itself, the result could depend on the
-order. For example, a translation that a LayerNorm removes changes the output weights of attention. However, the output
-weights determine the output bias that compensates for an added value bias.
+First, all gains of the network are set to one. Afterwards, the vectors of the translation families are subtracted one
+after another, first from weights and then from biases. Subtracting the vector of a later family leaves the coordinates
+of all earlier families at zero. The coordinates of a network are one vector for each translation family. A translation
+adds vectors to the coordinates, in any order. If vectors were added to the network itself, the result could depend on
+the order. For example, a translation that a LayerNorm removes changes the output weights of attention. However, the
+output weights determine the output bias that compensates for an added value bias.
 """
 
 import math
@@ -301,8 +301,8 @@ def into_coordinates(
 
 @remembered
 def _is_beside(symmetry: Charted, family: TranslationFamily, gain: str) -> bool:
-    """Return whether a translation family adds vectors to the bias that follows a gain. Scales multiply a gain and this
-    bias together.
+    """Return whether a translation family adds vectors to the bias that follows a gain. Scales multiply a gain and the
+    bias that follows it together.
     """
     home = family.entries.parameter
     scales = [

@@ -5,7 +5,7 @@ All values of an element are indexed by target units. For bases b and unit i, `a
     x'[b', i'] = factor[b', i'] * x[perm_base[b'], perm[b', i']]
 
 Therefore a product of two elements takes two steps. The permutations of the left element first act on the values of the
-right element. Next, the values of both elements are combined entry by entry.
+right element. Next, the values of the left and the right element are combined entry by entry.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,7 +62,7 @@ class Value:
 
     @classmethod
     def of_product(cls, product: Kronecker) -> "Value":
-        """Return a value whose matrix is this Kronecker product of factors."""
+        """Return a value whose matrix is the given Kronecker product of factors."""
         value = cls(matrix=product.matrix)
         object.__setattr__(value, "product", product)
         return value

@@ -76,7 +76,7 @@ def _labels_along_axes(places: Mapping[int, Tensor], tensor: Tensor) -> list[Has
 
 def _invariants(places: Mapping[int, Tensor], tensor: Tensor) -> list[Hashable]:
     """Return the diagonal entries of each unit: the entries whose indices on all axes belong to this unit. Exchanges of
-    other units do not change these entries.
+    other units do not change the diagonal entries of a unit.
 
     Units with different diagonal entries cannot be exchanged. Therefore most pairs of units do not have to be compared
     by `_is_kept`.

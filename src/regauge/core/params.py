@@ -171,7 +171,7 @@ def label(k: int, what: str = "network") -> str:
 
 
 def round_to(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    """Convert a tensor to another dtype. The errors are the same as those of `require_held`."""
+    """Convert a tensor to another dtype. This function raises the same errors as `require_held`."""
     if tensor.dtype == dtype:
         return tensor
     rounded = tensor.to(dtype)
@@ -183,7 +183,7 @@ def round_to(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
 def round_alike(made: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Params:
     """Convert a network that was computed from a given network to the dtypes of the given network.
 
-    The errors are the same as those of `require_held`.
+    This function raises the same errors as `require_held`.
     """
     rounded = {name: tensor.to(given[name].dtype) for name, tensor in made.items()}
     for name, tensor in rounded.items():

@@ -33,9 +33,9 @@ def keeping_ones(rotation: Float[Tensor, "*lead m m"]) -> Float[Tensor, "*lead m
 def without_reflection(matrix: Float[Tensor, "*lead n n"]) -> Float[Tensor, "*lead n n"]:
     """Return an orthogonal matrix in which the last column is negated if the determinant is minus one.
 
-    Let `C = U S V^T` with descending singular values. Then `without_reflection(U) without_reflection(V)^T` is the
-    rotation R without reflection that maximizes `<R, C>`. If the best orthogonal matrix contains a reflection, R
-    negates the direction of the smallest singular value.
+    For `C = U S V^T` with descending singular values, `without_reflection(U) without_reflection(V)^T` is the rotation R
+    without reflection that maximizes `<R, C>`. If the best orthogonal matrix contains a reflection, R negates the
+    direction of the smallest singular value.
 
     References:
         Kabsch (1976), A solution for the best rotation to relate two sets of vectors; Umeyama (1991), lemma.

@@ -52,7 +52,7 @@ def log(x: Points, y: Points) -> Points:
     """Return the velocity at x of the shortest geodesic that reaches y after unit time: `exp(x, log(x, y)) == y`.
 
     The length of the returned velocity is `distance(x, y)`. Antipodal points have no unique shortest geodesic, and the
-    result is then meaningless; see `is_antipodal`.
+    result for them is meaningless; see `is_antipodal`.
     """
     angle = distance(x, y).unsqueeze(-1)
     # The tangent part of y - x is that of y, without the cancellation of nearly equal points; its length is sin(angle).

@@ -261,9 +261,9 @@ class SquaredNorm:
         Networks outside of `is_chosen` do not change. Networks in which the group must stay the identity (is rigid) do
         not change either. If the group acts on d axes of one tensor, the step is the d-th root of the best step for a
         single axis. The root is a shorter step, which does not go beyond the minimum. If a copy is singular, one of its
-        two Gram matrices may be zero on a subspace on which the other is nonzero. The objective then gets a linear term
-        in the logarithm of the volume of the subspace. If the rank of a copy's Gram matrices is uncertain, the group
-        becomes rigid in this network.
+        two Gram matrices may be zero on a subspace on which the other is nonzero. For a singular copy, the objective
+        gets a linear term in the logarithm of the volume of the subspace. If the rank of a copy's Gram matrices is
+        uncertain, the group becomes rigid in this network.
         """
         forward, inverse = self.grams(group)
         found, is_good = balancing(torch.from_numpy(forward), torch.from_numpy(inverse), *limits)

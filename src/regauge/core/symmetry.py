@@ -55,7 +55,7 @@ ADDED = ("scales and signs of {} act on the weight plus a number", "scales of {}
 class Symmetry:
     """The symmetry of a model: groups of transformations of its parameters, and the axes on which they act.
 
-    Let g and h be elements and p parameters. Then `act(identity(), p) == p`,
+    For elements g and h and parameters p, three laws hold: `act(identity(), p) == p`,
     `act(g, act(h, p)) == act(compose(g, h), p)`, and `act(inverse(g), act(g, p)) == p`. The networks p and `act(g, p)`
     compute the same function.
 
@@ -416,7 +416,7 @@ class Symmetry:
     def act_(self, element: Element, params: Params) -> None:
         """Apply an element in place, one tensor at a time, for models that fit in memory only once.
 
-        The errors are the same as those of `act`.
+        This method raises the same errors as `act`.
         """
         bound = self._fit(params)
         if isinstance(element, DeferredElement):
@@ -486,8 +486,8 @@ class Symmetry:
     def on_changes(self) -> "Symmetry":
         """Return this symmetry in the form that acts on changes of parameters.
 
-        Scales add a number to a parameter of which the model uses the exponential. Changes of this parameter therefore
-        stay the same.
+        Scales add a number to a parameter of which the model uses the exponential. Therefore such scales leave changes
+        of the parameter unchanged.
         """
 
         def place(one: Placement) -> Placement:
@@ -536,7 +536,7 @@ class Symmetry:
     def _fit(self, params: Mapping[str, Tensor]) -> "Symmetry":
         """Return this symmetry with the sizes that parameters have, after checking the parameters.
 
-        The errors are the same as those of `bind`.
+        This method raises the same errors as `bind`.
         """
         if not isinstance(params, Mapping):
             require_tensors(params)  # the error names its type

@@ -47,7 +47,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean cross entropy in nats of logits `[..., classes]`; labels `[...]` of -100 are ignored.
 
     Raises:
-        ValueError: The targets are not valid class labels for these logits.
+        ValueError: The targets are not valid class labels for the logits.
     """
     if not isinstance(targets, Tensor):
         raise ValueError(
@@ -113,8 +113,9 @@ class Task:
     def split(self, share: float = 0.5, *, generator: torch.Generator | None = None) -> "tuple[Task, Task]":
         """Split the examples at random into two tasks: one for making a choice, and one for evaluating the choice.
 
-        Both new tasks have the `prepare` function of this task. The data of the `prepare` function are not split. If
-        the first axes of a batch's tensors differ in length, whole batches instead of examples are assigned at random.
+        The two new tasks have the `prepare` function of the original task. The data of the `prepare` function are not
+        split. If the first axes of a batch's tensors differ in length, whole batches instead of examples are assigned
+        at random.
 
         Args:
             share: The fraction of the examples that go to the first task, between 0 and 1. Each task gets at least one

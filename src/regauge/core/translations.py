@@ -109,7 +109,7 @@ class ImageStep:
         """Return the length of the result of this linear map for a vector with the given length.
 
         Raises:
-            ValueError: The map does not accept a vector of this length.
+            ValueError: The map does not accept a vector of the given length.
         """
         sizes, last = self.entries.sizes, self.entries.last
         if self.kind == "take" and last < size:
@@ -299,7 +299,7 @@ class TranslationFamily:
         """Return networks after a vector was added to the home parameter, and the vectors that compensate for it to
         other parameters.
 
-        Tensors that change are new tensors.
+        Changed tensors are returned as new tensors.
         """
         result = dict(params)
         for one in self.additions(params, coordinate, lead, sign):

@@ -48,9 +48,9 @@ def gauge(
 ) -> GaugeResult:
     """Transform the weights of a network such that they are easier to quantize, without changing its function.
 
-    Cross-layer equalization, SmoothQuant, AWQ, QuaRot and SpinQuant also transform weights for this purpose, but other
-    tools program them separately for each architecture. The transformations of all five tools are elements of the
-    symmetry that `discover` finds. One of the following methods chooses the element:
+    Cross-layer equalization, SmoothQuant, AWQ, QuaRot and SpinQuant also transform weights to make quantization easier,
+    but their tools program the transformations separately for each architecture. The transformations of all five
+    methods are elements of the symmetry that `discover` finds. One of the following methods chooses the element:
 
     | method | what it moves | needs |
     | --- | --- | --- |

@@ -131,7 +131,7 @@ def save_mappings(
 def read_table(table: Any) -> list[ScalePair]:
     """Return the pairs of a table. Each row is a dictionary with `smooth_layer` and `balance_layers`, or a pair.
 
-    A pair contains the balance layers and then the smooth layer, as in llm-compressor's SmoothQuant. A recipe that
+    A pair contains the balance layers, followed by the smooth layer, as in llm-compressor's SmoothQuant. A recipe that
     contains `mappings` is also a table.
 
     Raises:

@@ -162,8 +162,8 @@ def assemble_mixture(
 
     For prompts in `against`, vectors are computed in the same way and subtracted before the rows are scaled. Tensors
     are read and written one at a time. The experts' residual streams must have the coordinates of the base. Fine-tunes
-    of the base satisfy this condition; align other networks to the base first. Experts may have different permutations
-    of their hidden units.
+    of the base have the coordinates of the base; align other networks to the base first. Experts may have different
+    permutations of their hidden units.
 
     Args:
         base: The folder of the base, which provides embeddings, attention, norms and tokenizer.

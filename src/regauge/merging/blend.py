@@ -36,7 +36,7 @@ class Blend:
         networks: Parameters by name, or checkpoints.
         base: The network from which task vectors are differences; None without a base.
         weights: One weight for each network; by default, equal weights as the rule defines them.
-        elements: The elements that transform the networks. For the network whose coordinates the result has, this
+        elements: The elements that transform the networks. For the network whose coordinates the result has, the
             element is the identity. None if no network is transformed.
         seed: The seed of the rule's random numbers.
     """

@@ -152,7 +152,7 @@ def transport_job(
 
     Args:
         job: The second base, the first base and its fine-tune.
-        streamed: The plan for these checkpoints.
+        streamed: The plan for the checkpoints of the job.
         scale: The factor of the change.
         progress: A function that shows each pass over the checkpoints, in bytes.
         adapter: The adapter, if the result is to be written as an adapter.

@@ -184,7 +184,9 @@ def _merge_whole(
     rule: Rule,
     weights: Sequence[Number] | None,
 ) -> dict[str, Tensor]:
-    """Return the tensors that adapters store in full: tensors equal in all adapters are copied, others are averaged."""
+    """Return the tensors that adapters store in full: tensors equal in all adapters are copied, and all other tensors
+    are averaged.
+    """
     result: dict[str, Tensor] = {}
     known = [{name for own in factors.values() for name in (own.down, own.up, *own.offsets)} for factors in every]
     others = [

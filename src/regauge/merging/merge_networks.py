@@ -89,7 +89,7 @@ def merge(
             the first network.
         task: Model, data and loss, for methods and rules that use a task.
         test: The task that evaluates networks for the record. By default, half of the examples of `task` are held out
-            for this evaluation, and methods use only the other half (`Task.split`).
+            for the evaluation, and methods use only the other half (`Task.split`).
         generator: The source of randomness for random methods and rules.
         rotate: Whether residual streams are rotated or permuted, as in `align`.
         untie: Whether tied output heads of networks in folders become separate tensors, as in `align`.

@@ -279,7 +279,7 @@ class MergeResult:
 
     Attributes:
         params: The merged parameters, with the dtypes, devices and integer buffers of the first network or the base. If
-            the networks were streamed, this is a mapping that reads the parameters on access.
+            the networks were streamed, `params` is a mapping that reads the parameters on access.
         elements: For each network, the element that transformed the network before the merge.
         symmetry: The symmetry to which the elements belong, with every size known.
         record: The record of the merge; its `card` is a model card.

@@ -37,11 +37,11 @@ class Target:
         self._generators: dict[int, torch.Generator] = {}
 
     def number(self, setting: Number) -> float:
-        """Return the value of a setting for this tensor."""
+        """Return the value of a setting for the tensor of the result."""
         return setting.at(self.name, self.depth) if isinstance(setting, Setting) else float(setting)
 
     def numbers(self, setting: Numbers, count: int) -> list[float]:
-        """Return the values of a setting for this tensor, one for each of `count` networks."""
+        """Return the values of a setting for the tensor of the result, one for each of `count` networks."""
         if not isinstance(setting, tuple):
             return [self.number(setting)] * count
         if len(setting) != count:
@@ -97,7 +97,7 @@ class Rule(ABC):
         return range(len(networks))
 
     def check(self, target: Target, count: int) -> None:
-        """Raise a ValueError if the settings for this tensor contradict one another or do not fit the networks."""
+        """Raise a ValueError if the settings for a tensor contradict one another or do not fit the networks."""
         return
 
     def splits(self, shape: Sequence[int]) -> bool:
@@ -114,7 +114,7 @@ class Rule(ABC):
 
         Args:
             tensors: The tensor of each network, or its difference from the base, in float32 or float64. The rule may
-                overwrite these tensors. Each tensor is read on access, so only one input tensor is in memory during a
+                overwrite the tensors. Each tensor is read on access, so only one input tensor is in memory during a
                 sum.
             factors: The factor of each tensor.
             target: The name, depth and random numbers of the tensor in the result.

@@ -22,7 +22,8 @@ class PruneCertificate:
     Attributes:
         exact: The change that the exact removals cause, which should be zero up to rounding.
         cut: The change between the smaller network and the given network in which no layer reads the removed units.
-            None if a network computes a norm over the units of a cut group, because then the two networks differ.
+            None if a network computes a norm over the units of a cut group, because the smaller network then differs
+            from the given network.
         tolerance: The largest `exact` and `cut` that count as rounding.
         given: The change between the given network with all units and the smaller network, on the first batch.
     """

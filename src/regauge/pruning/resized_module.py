@@ -132,8 +132,8 @@ def _guesses(
 ) -> tuple[dict[Key, list[nn.Module]], dict[Key, list[int]]]:
     """Return integer attributes of modules outside of torch that may be a changed size, with possible new values.
 
-    If a layer of the module has the old size, the old value comes last. If no layer has the old size, the old value
-    comes first.
+    If a layer of the module has the old size, the old value of the attribute is tried last. If no layer has the old
+    size, the old value is tried first.
     """
     changed = [name for name, shape in before.shapes.items() if after.shapes[name] != shape]
     places: dict[Key, list[nn.Module]] = {}

@@ -41,8 +41,7 @@ class SoftElement:
         symmetry: The symmetry. All its sizes must be known.
         keys: The keys of the required matrices.
         pairs: The number of pairs of networks.
-        confidence: The share of each row of a plan that the identity has at the start. One minus this share is spread
-            evenly over the row.
+        confidence: The share of each row of a plan that the identity has at the start. The rest of each row is uniform.
         temperature: The temperature of the Sinkhorn operator. Logits are scaled with the temperature.
         like: A tensor with the dtype and device of the matrices.
         tolerance: The largest accepted error of a plan's row sums. A moderate accuracy is sufficient while logits still
@@ -172,8 +171,8 @@ class SoftElement:
         """Return logits of unit pairs, computed from plans and signs. The probability of a pair is the sum of the
         probabilities of the pair with either sign.
 
-        The two signs have the logits v + z and v - z. Therefore the logit of the pair is v + log cosh z up to a
-        constant, and the mean sign is tanh z.
+        The two signs of a pair have the logits v + z and v - z. Therefore the logit of the pair is v + log cosh z up to
+        a constant, and the mean sign is tanh z.
         """
         names = [name for name, (size, *_) in self._slices.items() if size == n]
         if not any(name in self.signs for name in names):

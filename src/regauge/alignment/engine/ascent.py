@@ -207,7 +207,7 @@ class Ascent:
         Costs are averaged over all elements of each family whose element is not chosen yet.
 
         The average of a permutation over its group is the uniform doubly stochastic matrix. The average of signs or
-        rotations is zero. In each pair of networks, the next family is the one whose cost depends least on families
+        rotations is zero. In each pair of networks, the next family is the family whose cost depends least on families
         without an element. The known part of a cost comes from inputs, outputs and families that already have an
         element. On residual networks, coordinate ascent from the identity would end in poor local optima, because the
         first costs are mostly noise. Rotations are chosen before all other families, from tensors that no other family

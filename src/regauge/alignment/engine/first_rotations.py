@@ -44,7 +44,7 @@ class Side:
     sites: Mapping[str, Site]
 
     def of(self, tensors: Tensors) -> Float[Tensor, "pair n m"]:
-        """Return the entries of the matrix that belong to this part. The first axis indexes the units of the
+        """Return the entries of the matrix that belong to the part. The first axis indexes the units of the
         rotation.
         """
         tensor = tensors[self.name] if self.axis == 0 else tensors[self.name].mT

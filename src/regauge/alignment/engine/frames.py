@@ -1,13 +1,13 @@
 """Pairs of networks, prepared for comparison: each network is replaced by the smallest network on its orbit.
 
-The smallest network is the one with the smallest norm. If a filter before batch normalization is scaled, the gain
-(gamma) of the normalization can compensate for the scale. If a filter and its gain are scaled, the stored running mean
-is scaled too, but not the running variance. The stored statistics then no longer match the activations. The function
-stays the same as long as the stored statistics are used. But if statistics are recomputed, part of the scaling is
-undone. Therefore the second network keeps its statistics, unless it is a transformed copy of the first network. In a
-transformed copy, the statistics were transformed too. Copies are recognized by running variances that equal those of
-the first network. In an independently trained network, the running variances differ, because they depend on the scales
-of its filters.
+The smallest network on an orbit is the network with the smallest norm. If a filter before batch normalization is
+scaled, the gain (gamma) of the normalization can compensate for the scale. If a filter and its gain are scaled, the
+stored running mean is scaled too, but not the running variance. After this scaling, the stored statistics no longer
+match the activations. The function stays the same as long as the stored statistics are used. But if statistics are
+recomputed, part of the scaling is undone. Therefore the second network keeps its statistics, unless it is a transformed
+copy of the first network. In a transformed copy, the statistics were transformed too. Copies are recognized by running
+variances that equal the running variances of the first network. In an independently trained network, the running
+variances differ, because they depend on the scales of its filters.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -307,7 +307,7 @@ def have_equal_variances(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping
 
 def statistics_gap(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Float64[Tensor, " pair"]:
     """Return the distance between the running statistics of both networks of each pair, relative to the norm of the
-    first.
+    first network's statistics.
     """
     names = [name for name in symmetry.buffers if name in symmetry.sites]
     return _measure_gap(*({name: one[name] for name in names} for one in (a, b)))

@@ -53,8 +53,8 @@ def match_mixture(
     """Find the elements that maximize `(1 - weight) <responses> / reach + weight <a, g b> / sum |a| |b|`.
 
     The term of the responses is maximized first. If no two groups act on one tensor of responses, the solution for each
-    group is exact. Ascent on both terms then continues from the maximizer of the first term, or from the identity if
-    the identity is better. If `max_sweeps` is zero, there is no further ascent.
+    group is exact. Ascent on the sum of both terms continues from the maximizer of the first term, or from the identity
+    if the identity is better. If `max_sweeps` is zero, there is no further ascent.
 
     Responses do not always determine rotations and signs. If `is_completed`, the parameters first determine rotations
     and signs, while permutations of units stay fixed. As in weight matching, groups come first if their cost depends

@@ -173,7 +173,7 @@ class PairedNetworks:
 @dataclass(frozen=True)
 class _Kept:
     """A cache of tensors of a second network on which the current values of groups have acted. The cache also holds the
-    values with which its tensors were computed, and how often each value had been set by then.
+    values with which its tensors were computed, and how often each value had been set when the tensors were computed.
     """
 
     tensors: Tensors

@@ -30,11 +30,11 @@ CHANGE = 1e-3
 class ContinuousDescent(DescentMethod):
     """Gradient descent on the continuous part of the symmetry.
 
-    The descent minimizes the task loss between the two networks. The initial element g is applied to the second
-    network, and `h = exp(X)` is applied to the transformed network. X is a skew-symmetric matrix for every orthogonal
-    group, and an arbitrary matrix for every linear group. For families of positive scales, X contains the logarithms of
-    the factors. Factors that would change running statistics are not optimized. X starts at zero. Adam minimizes the
-    task loss of `(1 - t) a + t h g b`, one batch per step.
+    The descent minimizes the task loss on the linear path between the two networks. The initial element g is applied to
+    the second network, and `h = exp(X)` is applied to the transformed network. X is a skew-symmetric matrix for every
+    orthogonal group, and an arbitrary matrix for every linear group. For families of positive scales, X contains the
+    logarithms of the factors. Factors that would change running statistics are not optimized. X starts at zero. Adam
+    minimizes the task loss of `(1 - t) a + t h g b`, one batch per step.
 
     Permutations, signs and half periods stay as in the initial element. To choose permutations and signs, pass another
     method as `init`. To alternate methods, pass `ContinuousDescent` as `init` of `Sinkhorn` or `StraightThrough`. The
@@ -46,8 +46,8 @@ class ContinuousDescent(DescentMethod):
     In a transformer with folded gains, any rotation may act on the residual stream. In a transformer with folded gains,
     the closest parameters do not give the lowest midpoint loss, and the descent removes the barrier nearly completely.
     In ReLU networks, the descent changes the scales. At the midpoint between different units, activations are too
-    small. Suppose that one network has the incoming weights of a unit times s, and its outgoing weights times 1/s. Then
-    the product of incoming and outgoing weights at the midpoint is larger: `(1 + s) (1 + 1/s) / 4 > 1`.
+    small. If one network has the incoming weights of a unit times s, and its outgoing weights times 1/s, their product
+    at the midpoint is larger: `(1 + s) (1 + 1/s) / 4 > 1`.
 
     Attributes:
         loss: "random": t is uniformly random in (0, 1) at every step. "midpoint": t is one half.

@@ -21,8 +21,8 @@ class DataMatching(MixedMatching):
     objective is the objective of the selected method. Two pairs may have different selected methods, so their
     objectives are not comparable.
 
-    If the examples of a task cannot be split (`Task.split`), the selection uses examples that the methods have seen. A
-    note in the result then states that the same examples were used.
+    If the examples of a task cannot be split (`Task.split`), the selection uses examples that the methods have seen. If
+    matching and selection use the same examples, a note in the result states this.
 
     Attributes:
         kept: The fraction of the examples that are held out for the selection. If 0, all examples are used both for

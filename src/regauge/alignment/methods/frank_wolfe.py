@@ -30,8 +30,8 @@ class FrankWolfe(ManyMethod):
     from the current relaxed elements towards the hard elements that maximize the gradient. Finding the hard elements
     takes one exact `closest` for each group and network. Each step size is the exact maximum of the objective, which is
     a polynomial in the step size. At the end, relaxed elements are rounded to hard elements, one group after the other.
-    If the objective is linear in each group, rounding never lowers the objective. Coordinate ascent (the rounds of
-    `MergeMany`) then improves the elements until no single group of a network can be improved.
+    If the objective is linear in each group, rounding never lowers the objective. After rounding, coordinate ascent
+    (the rounds of `MergeMany`) improves the elements until no single group of a network can be improved.
 
     All groups change a little in each step, which avoids some local optima of coordinate ascent. In an experiment,
     planted permutations of a residual MLP were found in 20 of 20 trials. The residual MLP has six blocks of width 64.

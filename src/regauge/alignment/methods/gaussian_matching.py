@@ -41,8 +41,8 @@ class GaussianMatching(Method):
     the same amount. If W2^2 decreases, the objective increases by half as much.
 
     `GaussianMatching` departs from the paper. Appendix B of the paper states that the divergence reduces to a distance
-    between means, because no other term depends on the permutation. The statement in appendix B is wrong. The trace
-    term `sum abs(g) s_b^2 / s_a^2` depends on the permutation, and the distance between means is weighted by
+    between means, because no other term depends on the permutation. The statement in appendix B of the paper is wrong.
+    The trace term `sum abs(g) s_b^2 / s_a^2` depends on the permutation, and the distance between means is weighted by
     precisions. `GaussianMatching` includes both the trace term and the weights. On trained networks, the divergences
     did not give lower barriers than the Wasserstein cost. The Wasserstein cost did not give lower barriers than means
     alone. Equation 16 of the paper prints covariances in place of their square roots. Equation 17, with standard
@@ -59,8 +59,8 @@ class GaussianMatching(Method):
         std_weight: The weight of standard deviations in the Wasserstein cost. The weight of means is 1.
         method: The method that matches the Gaussians. The method must compare parameters and use no data. Default:
             weight matching for two networks, and `MergeMany` for more, which matches each network to the Wasserstein
-            barycenter of the others. The default methods leave positive scales unchanged and therefore minimize the
-            distance itself. With `WeightMatching()`, the result does not depend on how the posteriors are scaled.
+            barycenter of the other networks. The default methods leave positive scales unchanged and therefore minimize
+            the distance itself. With `WeightMatching()`, the result does not depend on how the posteriors are scaled.
 
     Raises:
         ValueError: The cost is unknown, or the weight is negative, not finite, or given for a cost that does not use
@@ -132,8 +132,8 @@ def _divergence_problem(problem: Problem, *, is_symmetric: bool) -> Problem:
     divergence is symmetric.
 
     The negative divergence `-KL(g q_b, q_a)` is linear in g. The coefficients of this linear function are dictionaries
-    of the first network, which are multiplied by dictionaries of the second. The divergence is linear only for elements
-    that keep all magnitudes, that is, elements without scales and shifts.
+    of the first network, which are multiplied by dictionaries of the second network. The divergence is linear only for
+    elements that keep all magnitudes, that is, elements without scales and shifts.
     """
     # -KL(N(m, v), N(m_a, v_a)) = <m_a / v_a, m> - <1 / (2 v_a), m^2 + v> + terms that no permutation or sign changes.
     # The second product contains the trace and the squared means, which also depend on the permutation.

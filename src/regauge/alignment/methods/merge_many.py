@@ -32,16 +32,16 @@ class MergeMany(ManyMethod):
     network cannot improve it.
 
     `MergeMany` departs from the paper in the following ways. First, the networks are placed one after the other: each
-    network is matched to the mean of those placed before it. The mean of networks that are not aligned would be a poor
-    target. After placement, all networks are visited in a fixed order. A network is visited again only if other
+    network is matched to the mean of the networks placed before it. The mean of networks that are not aligned would be
+    a poor target. After placement, all networks are visited in a fixed order. A network is visited again only if other
     networks changed.
 
-    If there are more than `core` networks, only the first `core` networks are visited one by one. All further networks
-    are then matched at once to the mean of the core networks. Later rounds match all networks to the mean of all
-    networks, which lowers the mean squared distance from this mean (`gather`). If there are many networks, their mean
-    is nearly the same as the mean without one network. Rounds that match all networks at once are many times faster
-    than visits one by one. Rounds that match all networks at once end at `tolerance`, so their result is only close to
-    a local optimum.
+    If there are more than `core` networks, only the first `core` networks are visited one by one. Afterwards, all
+    further networks are matched at once to the mean of the core networks. Later rounds match all networks to the mean
+    of all networks, which lowers the mean squared distance from this mean (`gather`). If there are many networks, their
+    mean is nearly the same as the mean without one network. Rounds that match all networks at once are many times
+    faster than visits one by one. Rounds that match all networks at once end at `tolerance`, so their result is only
+    close to a local optimum.
 
     Attributes:
         inner: The method that places a network. Later rounds also use the `max_sweeps` and `tolerance` of the inner
@@ -162,15 +162,15 @@ def gather(
 
     Let x_i be the transformed networks and m their mean. The rounds lower the spread, which is `1/n sum_i |x_i - m|^2`.
     The spread is half the mean squared distance over all ordered pairs of networks. Matching a network to the mean m
-    lowers its distance from m. The new mean then minimizes the sum of squared distances. Therefore the spread never
-    increases.
+    lowers its distance from m. The new mean of the transformed networks minimizes the sum of squared distances.
+    Therefore the spread never increases.
 
     Args:
         params: The population, with a leading model axis on every tensor.
         symmetry: The symmetry of all networks. All sizes of its groups must be known.
         settings: The settings of `MergeMany`. The method `settings.inner` matches networks, while positive scales stay
             unchanged.
-        order: The order in which the networks are placed. The first `settings.core` networks in this order are aligned
+        order: The order in which the networks are placed. The first `settings.core` networks in `order` are aligned
             with one another first.
         is_placed: Whether the first networks are aligned with one another before all rounds. If False, all networks
             start at the identity.

@@ -28,7 +28,7 @@ class Sinkhorn(DescentMethod):
     """Gradient descent on relaxed permutations and signs, which minimizes a loss between the two networks.
 
     The initial element g is first applied to the second network b. Doubly stochastic matrices P (called plans) and soft
-    signs are then applied to g b, which gives `P(g b)`. Adam changes the logits of plans and signs to minimize a loss:
+    signs are applied to g b, which gives `P(g b)`. Adam changes the logits of plans and signs to minimize a loss:
 
     | loss | what it is | needs |
     | --- | --- | --- |

@@ -35,7 +35,7 @@ class WeightMatching(Method):
 
     The method maximizes `<a, g b>` over permutations, signs, half-period shifts and rotations. Equivalently, it
     minimizes `|a - g b|`. Each step finds the exact optimum of one group and of the groups nested in it, while all
-    others are fixed. The result is a local optimum. The optimum is global if the symmetry has only one group.
+    other groups are fixed. The result is a local optimum. The optimum is global if the symmetry has only one group.
 
     Positive scales and invertible matrices are not optimized. If a symmetry has scales or matrices, both networks are
     first balanced: a and b are the networks of smallest norm on their orbits (`regauge.core.balance`). After balancing,
@@ -47,9 +47,9 @@ class WeightMatching(Method):
     because balancing determines a unit's scale poorly if a gain is near zero.
 
     `WeightMatching` departs from the paper in the following ways. Until an element is chosen for a group, costs are
-    averaged over all elements of the group (the barycenter). The group whose cost depends least on others is chosen
-    first. The method recovers planted permutations of residual networks from the barycenter, but not from the identity.
-    Rotations come first, computed from tensors that no other group changes
+    averaged over all elements of the group (the barycenter). The element of the group whose cost depends least on other
+    groups is chosen first. The method recovers planted permutations of residual networks from the barycenter, but not
+    from the identity. Rotations come first, computed from tensors that no other group changes
     (`regauge.alignment.engine.first_rotations`). Groups are visited in a fixed order, and only if a neighboring group
     changed. Elements act on buffers, but buffers do not contribute to the objective. Norms and fourth powers of
     parameters show whether the second network can be a copy of the first. If the second network can be a copy, further

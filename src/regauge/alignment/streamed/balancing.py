@@ -148,8 +148,8 @@ def _read_pair(a: Checkpoint, b: Checkpoint, symmetry: Symmetry, name: str) -> t
     """Return the tensor with a given name from both networks, as a batch of one pair. If possible, smaller tensors that
     give the same fit are returned instead.
 
-    If axes can be summed, smaller tensors replace the stored ones. The smaller tensors give the same fit, because they
-    have the same sums of squares and products. If matrices act on the tensors, the smaller tensors have the same
+    If axes can be summed, smaller tensors replace the stored tensors. The smaller tensors give the same fit, because
+    they have the same sums of squares and products. If matrices act on the tensors, the smaller tensors have the same
     products of all columns.
     """
     dtype = work_dtype(a.stored[name].dtype, b.stored[name].dtype)

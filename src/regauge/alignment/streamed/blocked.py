@@ -35,7 +35,7 @@ class BlockedClimb:
     after the other.
 
     Attributes:
-        source: Both networks, where the second one has been transformed by the element of the ascent.
+        source: Both networks. The second network has been transformed by the element of the ascent.
         symmetry: The symmetry. All sizes of its groups must be known.
         one: The working set on which the ascent runs.
         tolerance: A step of a family is taken only if it gains more than this fraction of `sum |a| |b|` over the

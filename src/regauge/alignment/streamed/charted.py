@@ -85,7 +85,7 @@ class ChartPlans:
     def match(
         self, checkpoints: Iterable[Checkpoint], runs: Iterable[Run], progress: Progress, crew: Crew = ALONE
     ) -> list[StreamedResult]:
-        """Match all further checkpoints to the first one. Either all networks are rotated, or none."""
+        """Match all further checkpoints to the first checkpoint. Either all networks are rotated, or none."""
         first, *others = checkpoints
         pairs = [_ChartedPair(self, first, other, run, progress, crew) for other, run in zip(others, runs, strict=True)]
         choices = [pair.choose() for pair in pairs]

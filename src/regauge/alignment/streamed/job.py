@@ -81,7 +81,7 @@ class StreamedJob:
         return self.job.stage(inputs)
 
     def match(self, staging: Staging, progress: Progress) -> list[StreamedResult]:
-        """Align all further checkpoints to the first one, or resume where an earlier run stopped."""
+        """Align all further checkpoints to the first checkpoint, or resume where an earlier run stopped."""
 
         def run(k: int, stage: str, a: Checkpoint, b: Checkpoint, plan: Plan, method: WeightMatching) -> StreamedResult:
             kept = staging.progress.with_name(f"{k}.{stage}{staging.progress.name}")
@@ -162,7 +162,7 @@ def align_job(
 ) -> StreamedResult:
     """Align the second checkpoint to the first, and write it together with its alignment.
 
-    If `make` is given, this function writes another output, and the aligned checkpoint is not written.
+    If `make` is given, the function `make` writes another output, and the aligned checkpoint is not written.
     """
     with streamed.begin({"command": "align"}) as staging:
         (found,) = streamed.match(staging, progress)

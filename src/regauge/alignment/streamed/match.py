@@ -68,13 +68,13 @@ def align_streamed(
     """Match the weights of two checkpoints that do not fit in memory.
 
     Each sweep reads both checkpoints once. The tensors are divided into working sets that fit in memory. Known elements
-    are applied to each working set, and then the groups that act only on this set are optimized in the same way as
-    `align` optimizes networks in memory. The tensors of a working set also contribute to the costs of the spread
+    are applied to each working set, and then the groups that act only on this working set are optimized in the same way
+    as `align` optimizes networks in memory. The tensors of a working set also contribute to the costs of the spread
     groups, which act on several working sets. At the end of the sweep, the spread groups are set to their best values.
     Therefore the groups are optimized one after the other, and the objective rises with every sweep. The initial values
     of the spread groups are computed from tensors that do not become zero if they are averaged over groups without a
     value (`barycenter`). The average over groups without a value is zero for all tensors except embeddings, heads and
-    gains. Initial values of rotations also use products of tensors within working sets. Computing these products of
+    gains. Initial values of rotations also use products of tensors within working sets. Computing the products of
     tensors takes a few passes over the files. Without spread groups, there is only one sweep, and the result equals the
     result of `align`.
 
@@ -83,7 +83,7 @@ def align_streamed(
 
     If scales change running statistics, two ascents are run: with the statistics kept and with the statistics changed.
     The second ascent recognizes copies with transformed statistics. If the networks are nearly equal, the scales of the
-    second network are fitted to those of the first.
+    second network are fitted to the scales of the first network.
 
     Args:
         a: The first network, which stays unchanged.

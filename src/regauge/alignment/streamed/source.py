@@ -32,7 +32,7 @@ class Total:
 
     A part is a working set, or a tensor outside of all working sets. Some sign families of the group act in only one
     part of the network. Once the shared signs of a pair of units are given, each part of the network chooses its own
-    signs for this pair. One matrix for each pattern of shared signs is therefore enough. Let s be the shared signs of a
+    signs for the pair. One matrix for each pattern of shared signs is therefore enough. Let s be the shared signs of a
     unit, t the signs that only one part has, and C the inner products of this part. The matrix of the shared signs s is
 
         P_s[i, j] = sum over parts of max_t sum_chi chi(s, t) C_chi[i, j]
@@ -194,7 +194,7 @@ class Source:
         """Return the tensors with the given name from both networks, and the squared norm of the second tensor before
         the element acts.
 
-        Both tensors are balanced, and the current element has acted on the second one.
+        Both tensors are balanced, and the current element has acted on the second tensor.
 
         Raises:
             ValueError: A tensor contains NaN or Inf. Only the first sweep checks for NaN and Inf.

@@ -1,7 +1,7 @@
 """Folders of `torch.distributed.checkpoint`, into which each of many processes wrote one or more files of chunks.
 
 The file `.metadata` lists the location of every chunk. A `.distcp` file is a sequence of torch files, one for each
-chunk. `.metadata` and the torch files contain pickles. A pickle is a program; regauge reads these pickles as plain
+chunk. `.metadata` and the torch files contain pickles. A pickle is a program; regauge reads the pickles as plain
 records, and runs none of their code.
 """
 

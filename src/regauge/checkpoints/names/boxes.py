@@ -44,7 +44,9 @@ class Box:
         return self.there + _reach(self.sizes, self.theirs) + 1
 
     def copy(self, source: Tensor, target: Tensor, *, skipped_there: int = 0, skipped: int = 0) -> None:
-        """Copy the entries of the box from a flat source to a flat target; both may lack some of the first entries."""
+        """Copy the entries of the box from a flat source to a flat target; source and target may lack some of the first
+        entries.
+        """
         self._own(target, skipped).copy_(self._theirs(source, skipped_there))
 
     def copy_back(self, target: Tensor, source: Tensor) -> None:

@@ -53,7 +53,7 @@ class Converted(CheckpointView):
     def written_as(self, form: Form) -> "Converted":
         """Return a copy that is written in another form.
 
-        The copy is read in a dtype that is wide enough for this form.
+        The copy is read in a dtype that is wide enough for `form`.
         """
         result = cast(Converted, super().written_as(form))
         result.source = self.source.written_as(form)

@@ -36,8 +36,8 @@ LEAST, MOST, MOST_EXPERTS = 256, 2_000, 10_000
 def choose_factory(folder: Path, stored: Mapping[str, Blank] | None = None) -> Callable[[], Any]:
     """Return a factory of the model of a folder with config.json.
 
-    The class is the one that the configuration names, or `AutoModel`. The files may hold tensors (`stored`) that this
-    class lacks and does not ignore, such as an additional head. If the files hold such additional tensors, a class of
+    The class is named by the configuration, or is `AutoModel`. The files may hold tensors (`stored`) that the class
+    lacks and does not ignore, such as an additional head. If the files hold tensors that this class lacks, a class of
     the same family that has these tensors is used.
 
     Raises:

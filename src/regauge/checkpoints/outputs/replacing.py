@@ -2,7 +2,7 @@
 
 A new folder is completed before it gets the old folder's name. The new folder gets hard links to the files that are
 kept. The old folder is moved aside before the new folder gets its name. If a run is killed before the new folder gets
-its name, no folder has the old name. `finish_replacing` repairs this.
+its name, no folder has the old name. `finish_replacing` completes or undoes an interrupted replacement.
 """
 
 import os

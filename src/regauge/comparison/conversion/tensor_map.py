@@ -339,8 +339,8 @@ class TensorMap:
 
     @property
     def is_telling(self) -> bool:
-        """Whether more than the share `TELLING` of B's entries was found in A. Missing entries are then probably errors
-        of a conversion.
+        """Whether more than the share `TELLING` of B's entries was found in A. If most entries are found, missing
+        entries are probably errors of a conversion.
         """
         return self.share > TELLING
 
@@ -459,7 +459,7 @@ class TensorMap:
 
 
 def _pattern(name: str, text: str) -> tuple[str, str]:
-    """Return a name and a formula in which `*` replaces the numbers that occur in both."""
+    """Return a name and a formula in which `*` replaces the numbers that occur both in the name and in the formula."""
     numbers = re.findall(r"\d+", name)
     inside = [re.findall(r"\d+", one) for one in re.findall(r'a\["([^"]*)"\]', text)]
     if not numbers or any(one[:1] != numbers[:1] for one in inside if one):

@@ -24,7 +24,7 @@ class KarcherMean(Rule):
     Attributes:
         steps: The largest number of steps. With zero steps, the direction is the normalized mean of the directions, as
             in mergekit's `multislerp`.
-        tolerance: An angle in radians. The iteration ends when a step is shorter than this angle or than rounding
+        tolerance: An angle in radians. The iteration ends when a step is shorter than the tolerance or than rounding
             errors. Directions whose angle to the mean is smaller than the tolerance are ignored in a step.
 
     References:
