@@ -171,7 +171,7 @@ def measure(config: Comparison, run: Run) -> Table:
 
 
 def _ways(printed: Printed, *, iterations: int = 1000) -> tuple[ClassifierWay, ...]:
-    """Return the rows that need no learning. If there are data, include the row of this library's default method."""
+    """Return the rows that need no learning. If the methods get data, include a row for regauge's default method."""
 
     def way(label: str, method: Method | None, batch: int = 1000) -> ClassifierWay:
         barrier, auc = printed[label]

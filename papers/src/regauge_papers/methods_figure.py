@@ -41,7 +41,9 @@ def methods_figure(curves: Curves, title: str) -> Figure:
 
 
 def _name_curves(axes: Axes, curves: Curves) -> None:
-    """Write the name of each curve to the right of the panel, at the height of its midpoint, with a thin line."""
+    """Write the name of each curve to the right of the panel, at the height of the curve's midpoint, with a thin
+    line.
+    """
     low, high = axes.get_ylim()
     heights = {name: float(np.clip(rows[len(rows) // 2]["loss"], low, high)) for name, rows in curves.items()}
     order = sorted(heights, key=lambda name: heights[name])

@@ -77,7 +77,9 @@ class Way:
         return b, time.thread_time() - began
 
     def judge(self, judge: rg.Task, fitting: rg.Task) -> rg.Task | TemperedJudge:
-        """Return the judge of the networks of a line; temperatures, if any, are fitted to the task `fitting`."""
+        """Return the judge of the networks of a line. If the judge uses temperatures, they are fitted to the task
+        `fitting`.
+        """
         return TemperedJudge(judge, fitting) if self.is_tempered else judge
 
     def path(self, module: nn.Module, batches: Sequence[Tensor]) -> Path:

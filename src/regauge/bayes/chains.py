@@ -170,9 +170,9 @@ def diagnose(
     Raises:
         ImportError: ArviZ is not installed.
         TypeError: A single chain or a Gaussian was given instead of a list of chains.
-        ValueError: There is no chain. Chains have different numbers of draws or fewer than four. Networks have
-            different architectures, do not fit the symmetry, or are not finite. The error is also raised if only one of
-            `module` and `inputs` is given.
+        ValueError: The list of chains is empty. Chains have different numbers of draws or fewer than four. Networks
+            have different architectures, do not fit the symmetry, or are not finite. The error is also raised if only
+            one of `module` and `inputs` is given.
 
     References:
         Vehtari et al. (2021), Rank-normalization, folding, and localization: an improved R-hat.

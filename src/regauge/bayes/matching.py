@@ -140,8 +140,8 @@ def align_many_posteriors(
 
     Raises:
         KeyError: A parameter that the symmetry transforms is missing.
-        ValueError: There is no posterior. The posteriors have different architectures, do not fit the symmetry, or
-            contain NaN or Inf.
+        ValueError: The list of posteriors is empty. The posteriors have different architectures, do not fit the
+            symmetry, or contain NaN or Inf.
 
     References:
         Rossi et al. (2023), equation 17, for two posteriors; Ainsworth et al. (2023), appendix A.10, for many
@@ -170,8 +170,8 @@ def barycenter(posteriors: Sequence[Posterior], weights: Sequence[float] | None 
             `weights` also determine the averages of buffers.
 
     Raises:
-        ValueError: There are no posteriors, the posteriors have different architectures, or the number of weights is
-            wrong.
+        ValueError: The list of posteriors is empty, the posteriors have different architectures, or the number of
+            weights is wrong.
 
     References:
         Agueh and Carlier (2011), Barycenters in the Wasserstein space, section 6.

@@ -25,7 +25,7 @@ def output_of(
     element: str | None = None,
     page: Callable[[Path], str] | None = None,
 ) -> rg.Output:
-    """Return the output that the options of a command ask for, with the name of the element's file, if any."""
+    """Return the output that the options of a command ask for, and the name of the file for an element."""
     resume, shared = (getattr(options, name, False) for name in ("resume", "shared"))
     form = options.written.dtype, options.written.shard_size or None
     origin = origin or provenance_of(options, element=element)

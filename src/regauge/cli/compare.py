@@ -77,7 +77,7 @@ def _tell_layout(found: TensorMap, out: rg.Output | None) -> None:
 
 
 def _statistics(choosing: rg.Task | None, task: rg.Task | None) -> str:
-    """Return a sentence that names the data for recomputed batch normalization statistics, if any."""
+    """Return a sentence that names the data from which batch normalization statistics were recomputed, or ""."""
     if choosing is None or task is None or task.prepare is None:
         return ""
     networks = "losses and barriers were measured after recomputing the statistics of batch normalization from"

@@ -99,7 +99,7 @@ def tell_training(
 
 
 def require_named(paths: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Return the paths of the networks that the user named. Raise an error if there are none."""
+    """Return the paths of the networks that the user named. Raise an error if the user named none."""
     if not paths:
         raise UsageError("no networks are named; give folders of stores, or checkpoints")
     return paths

@@ -42,8 +42,8 @@ class Score:
             network.
         repeated: The share of networks that are copies of another network of the same kind. The bounds are those of
             `copied`, with 0.5 instead of 0.8.
-        spread: The mean distance between two networks of this kind, divided by the mean distance between two held-out
-            networks.
+        spread: The mean distance between two networks of the kind `name`, divided by the mean distance between two
+            held-out networks.
         disagreement: The share of examples for which two networks predict different classes, averaged over pairs.
         divergence: The Jensen-Shannon divergence of two networks' class probabilities in nats, averaged over examples
             and pairs.

@@ -41,7 +41,7 @@ class Space(Manifold):
         spheres: The coordinates that lie on spheres.
         normed: The parameters that are normalized when points of a Euclidean space are converted to networks.
         order: The flat index of every coordinate in the concatenation of all tensors in `names`.
-        names: Tensors whose entries are coordinates. The coordinate `LOG_NORM`, if there is one, is the last name.
+        names: Tensors whose entries are coordinates. If the space has the coordinate `LOG_NORM`, it is the last name.
         positive: The tensors whose entries are represented by logarithms.
         constants: Tensors that are equal in all networks.
         exchanged: The class index of each coordinate. Permutations exchange the coordinates of one class.

@@ -29,7 +29,7 @@ def thesis_config(
         changes: Settings that differ from the thesis, such as `seconds`, or a smaller `net`.
 
     Raises:
-        ValueError: The thesis has no flow of this kind, or the flow requires a head.
+        ValueError: The thesis has no flow of the kind `kind`, or the flow requires a head.
 
     References:
         Erdogan (2025), sections 4.4, 6.1 and 6.3; the deviation and the learning rate are from the thesis' code.

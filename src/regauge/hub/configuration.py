@@ -107,7 +107,7 @@ class Configuration:
         """Replace the token ids in configurations by new ids, and drop the ids of removed tokens.
 
         Returns:
-            The edited generation configuration, if there is one.
+            The edited generation configuration, if the folder has a generation configuration.
         """
         _renumber(self.document, number)
         path = self.folder / GENERATION

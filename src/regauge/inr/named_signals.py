@@ -146,7 +146,7 @@ def signal_samples(signal: Signal, inr: Inr, queries: Queries, *, generator: tor
     """Return samples of any signal: all pixels, all cells, or queries of a shape's field.
 
     Raises:
-        ValueError: The network does not represent this kind of signal.
+        ValueError: The network does not represent a signal of the given class.
     """
     match signal, inr.signal:
         case ImageSignal(), "image":

@@ -205,7 +205,7 @@ def load_autoencoder(path: str | Path) -> Autoencoder:
     """Load an autoencoder from a file.
 
     Raises:
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: The file `path` does not exist.
         ValueError: The file is damaged, has another version, or does not contain an autoencoder.
     """
     header, tensors = read_described(

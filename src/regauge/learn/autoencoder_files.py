@@ -51,7 +51,7 @@ def autoencoder_results(
         color: The column that determines the colors in the map of latent vectors.
 
     Raises:
-        KeyError: There is no column of this name.
+        KeyError: The stores have no column with the name `color`.
         ValueError: The autoencoder was loaded from a file, which does not record the test networks.
     """
     trained, tested, encoder = autoencoder.trained, autoencoder.tested, autoencoder.encoder

@@ -240,7 +240,7 @@ def load_matching(
         make_module: A function that creates the module if the net has probes. The function replaces `module`.
 
     Raises:
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: The file `path` does not exist.
         ValueError: The file is damaged, or does not contain a matcher.
     """
     net, about = load_net(path, module=module, make_module=make_module)

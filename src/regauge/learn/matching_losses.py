@@ -59,7 +59,9 @@ class LossWeights:
 
 @dataclass(frozen=True, eq=False)
 class Copies:
-    """Changed copies of networks, and the elements that transformed the copies, if any."""
+    """Changed copies of networks, and the elements that transformed the copies. Without transformations, the elements
+    are None.
+    """
 
     params: Mapping[str, Tensor]
     element: Element | None

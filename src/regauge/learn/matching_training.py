@@ -135,7 +135,7 @@ class Partners:
         """Return partners by a column of the stores. Without a column, any two networks are partners.
 
         Raises:
-            KeyError: There is no column of this name.
+            KeyError: The stores have no column with the name `column`.
             ValueError: In the training, validation or test split, no two networks have the same value.
         """
         codes = None if column is None else codes_of(collection.column(column))

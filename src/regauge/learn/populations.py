@@ -189,7 +189,7 @@ def split_networks(
     the column "signal" by default. A population in memory is split randomly, but always in the same way.
 
     Raises:
-        KeyError: There is no column of this name.
+        KeyError: The stores have no column with the name `by`.
         ValueError: A required split is missing or has no networks, or networks with the same value are in two splits.
     """
     ids = np.arange(len(collection))

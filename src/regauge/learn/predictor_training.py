@@ -94,7 +94,7 @@ def fit_predictor(
 
     Raises:
         IndexError: An index is out of range.
-        KeyError: There is no column of this name.
+        KeyError: The stores have no column with the name of the target or of the split.
         ValueError: No network has a target, or a split has no networks. An argument that the settings require is
             missing. The error is also raised if the training diverged.
     """

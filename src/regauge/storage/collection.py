@@ -64,7 +64,7 @@ class Collection:
         starts: The index of the first network of each member. The last entry is the total number of networks.
 
     Raises:
-        ValueError: There are no members, or the number of symmetries differs from the number of members.
+        ValueError: The collection has no members, or the number of symmetries differs from the number of members.
     """
 
     def __init__(

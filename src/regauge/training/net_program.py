@@ -95,7 +95,7 @@ class NetProgram(Generic[B]):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Replace the weights of the net by their moving averages, if there are any, within this context."""
+        """Return a context in which moving averages replace the weights of the net, if the program has averages."""
         own = {name: parameter.data for name, parameter in self.net.named_parameters() if name in self._average}
         for name, parameter in self.net.named_parameters():
             parameter.data = self._average.get(name, parameter.data)

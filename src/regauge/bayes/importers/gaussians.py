@@ -29,8 +29,8 @@ def from_bayesian_torch(state: Mapping[str, Tensor]) -> GaussianPosterior:
         state: The result of `model.state_dict()`.
 
     Raises:
-        ValueError: There are no Bayesian layers. A mean has no `rho`, or a `rho` has no mean. The error is also raised
-            if two tensors get the same name.
+        ValueError: The network has no Bayesian layers. A mean has no `rho`, or a `rho` has no mean. The error is also
+            raised if two tensors get the same name.
     """
     mean: dict[str, Tensor] = {}
     std: dict[str, Tensor] = {}

@@ -29,7 +29,7 @@ def from_samples(
 
     Raises:
         FileNotFoundError: A file does not exist.
-        ValueError: There are no samples, the samples have different architectures, or a sample is not finite. The error
+        ValueError: `samples` is empty, the samples have different architectures, or a sample is not finite. The error
             is also raised if a sample has no tensor for a name in `buffers`.
     """
     if isinstance(samples, Mapping):
@@ -58,7 +58,7 @@ def from_ensemble(modules: Sequence[nn.Module]) -> ParticlePosterior:
     members before you use the means and standard deviations of the posterior.
 
     Raises:
-        ValueError: There are no members, the members have different architectures, or a member is not finite.
+        ValueError: `modules` is empty, the members have different architectures, or a member is not finite.
 
     References:
         Lakshminarayanan et al. (2017), Simple and scalable predictive uncertainty estimation using deep ensembles.

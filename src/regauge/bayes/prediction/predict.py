@@ -60,7 +60,8 @@ def predict(
 
     Raises:
         ValueError: Noise and a number of samples are both given or both missing. Noise or a number of samples is given
-            for a single network. There are no examples. The error is also raised if parameters are NaN or Inf.
+            for a single network. The batches contain no examples. The error is also raised if parameters are NaN or
+            Inf.
 
     References:
         Rossi et al. (2023), section 3, equation 5 and appendix C (128 samples).

@@ -280,7 +280,7 @@ class Graph:
         The value may first have to be divided by a gain.
 
         Returns:
-            The gain (None if there is none), and the operation that multiplies a vector by the sum (no operation if the
+            The gain (None without a gain), and the operation that multiplies a vector by the sum (no operation if the
             sum is zero). The result is None if the sum depends on the inputs or is unknown.
         """
         if not isinstance(node, Node) or node.op != "call_function":

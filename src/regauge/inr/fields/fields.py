@@ -43,7 +43,7 @@ class CloudField(Field):
         surface: The points, `[points, 3]`.
 
     Raises:
-        ValueError: There is no point, or a point is not finite.
+        ValueError: The point cloud is empty, or a point is not finite.
     """
 
     surface: Tensor
@@ -75,7 +75,7 @@ class MeshField(Field):
         surface: Points on the surface, around which query points are sampled, `[points, 3]`.
 
     Raises:
-        ValueError: There is no triangle, a vertex index is out of range, or a coordinate is not finite.
+        ValueError: The mesh has no triangle, a vertex index is out of range, or a coordinate is not finite.
 
     References:
         Baerentzen and Aanaes (2005); Jacobson et al. (2013); Barill et al. (2018).

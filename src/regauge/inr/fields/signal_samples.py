@@ -63,7 +63,7 @@ class Queries:
         far_sigma: The standard deviation for `far`.
 
     Raises:
-        ValueError: There is no point, or a count or standard deviation is negative.
+        ValueError: The total number of points is zero, or a count or standard deviation is negative.
 
     References:
         Paper 003, chapter 3; the standard deviations are those of De Luigi et al. (2023), in their program.

@@ -180,7 +180,7 @@ class _Layer(nn.Module):
         return result
 
     def _turn(self, u: Tensor | None, messages: list[Tensor]) -> Tensor:
-        """Return the received messages, plus a linear map of the unit's own features `u` if the unit has any."""
+        """Return the received messages, plus a linear map of the unit's own features `u` unless `u` is None."""
         parts = [*([] if u is None else [self.odd_in(u)]), *([_mean(messages)] if messages else [])]
         return torch.stack(parts).sum(0)
 

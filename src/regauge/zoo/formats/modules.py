@@ -1,4 +1,5 @@
-"""Modules for the networks of public zoos, whose parameters have the published names if there are any."""
+"""Modules for the networks of public zoos. If a zoo publishes parameter names, the parameters have the published
+names."""
 
 import math
 from collections.abc import Callable, Sequence

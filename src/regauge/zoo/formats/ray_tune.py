@@ -40,7 +40,7 @@ def read_ray_tune(path: str | Path, template: str = "**") -> Source:
             "**seed=1**".
 
     Raises:
-        FileNotFoundError: There are no trials.
+        FileNotFoundError: The path contains no trials.
         ValueError: The settings describe an architecture that was not published.
 
     References:
@@ -72,7 +72,7 @@ def read_vit_model_zoo(path: str | Path, template: str = "**") -> Source:
             "**FCMLP_True**" selects classifiers with a hidden layer.
 
     Raises:
-        FileNotFoundError: There are no trials.
+        FileNotFoundError: The path contains no trials.
         ValueError: The networks are not vision transformers of this zoo, or have several architectures.
 
     References:

@@ -144,7 +144,8 @@ class Source:
         read: A function that maps increasing indices in `rows` to networks.
         inputs: Example inputs of the module, needed for discovering its symmetry; None if unknown.
         about: Information about the whole population, as plain JSON.
-        named_by: The column with the name that the source gives to a network or to its training run, if there is one.
+        named_by: The column with the name that the source gives to a network or to its training run. The rows may lack
+            this column.
 
     Raises:
         ValueError: Two networks have the same id and step.
