@@ -1,10 +1,10 @@
 """Conversion of loops over the experts of a mixture, so that the loops can be traced: every expert processes all
 tokens.
 
-The usual loop visits only experts that the router chose for at least one token. The usual loop cannot be traced,
-because the chosen experts depend on tensor values. The converted loop applies every expert to every token, and
-multiplies the results of experts that were not chosen by zero. The converted loop computes the same function as the
-original loop.
+The usual loop visits only experts that the router chose for at least one token. The usual loop over chosen experts
+cannot be traced, because the chosen experts depend on tensor values. The converted loop applies every expert to every
+token, and multiplies the results of experts that were not chosen by zero. The converted loop computes the same function
+as the original loop.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -262,7 +262,8 @@ class PredictorFitting(Fitting[Predictor]):
         return Validation(self._order(outputs), facts)
 
     def _mix(self, made: Tensor, others: Tensor, share: str, errors: float = 0.0) -> Tensor:
-        """Return a weighted mean of two outputs for the validation networks. The mean is not worse than `others` alone.
+        """Return a weighted mean of two outputs for the validation networks. The weighted mean is not worse than
+        `others` alone.
 
         With `errors`, the weight of `others` is the largest weight whose loss exceeds the smallest loss by at most
         `errors` standard errors. The net stores the weight of the mix in the buffer `share`.

@@ -61,7 +61,7 @@ class Collection:
         members: The stores and populations.
         symmetries: The symmetry of each member; None for unknown symmetries.
         layouts: The index of each member's layout. Layouts are indexed from 0 in the order of their first members.
-        starts: The index of the first network of each member. The last entry is the total number of networks.
+        starts: The index of the first network of each member, followed by the total number of networks.
 
     Raises:
         ValueError: The collection has no members, or the number of symmetries differs from the number of members.

@@ -79,7 +79,7 @@ def initialize(architecture: Architecture, starts: Sequence[Start], dtype: torch
 
 
 def build(architecture: Architecture, seed: int) -> nn.Module:
-    """Build the module with torch's global generator at this seed."""
+    """Build the module with torch's global generator, set to the seed `seed`."""
     with use_seed(seed):
         return architecture.module()
 

@@ -24,7 +24,7 @@ class SeenError(Exception):
 
 
 class Index(NamedTuple):
-    """An index of a factor, which a product sums over or which belongs to an axis of a value.
+    """An index of a factor. The index either belongs to an axis of a value, or the product is summed over it.
 
     Attributes:
         name: An axis of the value as a negative number counted from the end, a summed index as a positive number, or

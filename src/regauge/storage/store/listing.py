@@ -37,7 +37,7 @@ class Listing:
 
     @cached_property
     def starts(self) -> Indices:
-        """The index of the first network of each shard. The last entry is the total number of networks."""
+        """The index of the first network of each shard, followed by the total number of networks."""
         return np.concatenate([[0], np.cumsum([shard.count for shard in self.shards], dtype=np.int64)])
 
     @cached_property
