@@ -27,7 +27,7 @@ CLI_FILE_LINES = 196  # goal: 200
 REPEATED_CLASSES = 16  # goal: 20
 REPEATED_FILES = 8  # goal: 15
 RIDDLES = 0  # goal: 120
-CODE_LINES = 70490  # goal: 49,000
+CODE_LINES = 70499  # goal: 49,000
 
 RIDDLE = {"What", "How", "Those", "Of", "That", "As", "Which", "Where"}
 """First words of docstrings that do not state what a thing is or does. "The same" is another example."""

@@ -21,6 +21,7 @@ from translation_nets import (
     NETS,
     Attention,
     Feedforward,
+    Rows,
     Tokens,
     Written,
     causal_features,
@@ -366,6 +367,14 @@ class TwoReaders(nn.Module):
 def test_a_layer_that_reads_behind_two_gains_is_left_alone(second: nn.Module) -> None:
     found = rg.discover(TwoReaders(second).double(), (torch.randn(3, 6).double(),), verify=False)
     assert "layer.weight.mean(1)" not in [family.name for family in found.translations]
+
+
+@pytest.mark.parametrize("setting", ["are_states", "has_start"])
+def test_rows_that_are_also_states_or_follow_a_start_of_zeros_stay(setting: str) -> None:
+    inputs = (torch.randint(0, 9, (3, 4)),)
+    kept, found = (rg.discover(Rows(**given).double(), inputs, verify=False) for given in ({}, {setting: True}))
+    assert "table.weight.mean(0)" in [family.name for family in kept.translations]
+    assert "table.weight.mean(0)" not in [family.name for family in found.translations]
 
 
 def _read_again(m: Any, x: Tensor) -> Tensor:

@@ -199,6 +199,28 @@ class Recurrent(nn.Module):
         return out
 
 
+class Rows(nn.Module):
+    """Rows of a table before a recurrent layer and a cell. Optionally, rows are also the first state of the layer, or
+    the cell reads zeros first.
+    """
+
+    def __init__(self, *, are_states: bool = False, has_start: bool = False) -> None:
+        super().__init__()
+        self.are_states, self.has_start, self.table = are_states, has_start, nn.Embedding(9, 3)
+        self.layer = nn.GRU(3, 3, batch_first=True, bidirectional=True)
+        self.cell, self.out = nn.LSTMCell(9, 4), nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.table(x)
+        states = self.layer(rows, rows[:, :2].transpose(0, 1).contiguous() if self.are_states else None)[0]
+        read = torch.cat([rows, states], -1)
+        state = self.cell(torch.zeros_like(read[:, 0])) if self.has_start else None
+        for step in range(x.shape[1]):
+            state = self.cell(read[:, step], state)
+        out: Tensor = self.out(state[0])  # type: ignore[index]
+        return out
+
+
 class SelfAttention(nn.Module):
     """torch's own attention with fused queries, keys and values."""
 
@@ -467,6 +489,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
     "means": (Pooled, lambda: torch.randn(3, 5, 9), 32),
     "LSTM": (lambda: Recurrent(nn.LSTM), lambda: torch.randn(2, 5, 3), 16),
     "GRU": (lambda: Recurrent(nn.GRU), lambda: torch.randn(2, 5, 3), 8),
+    "rows before recurrent layers": (Rows, _words, 31),
     "fused attention": (SelfAttention, lambda: torch.randn(3, 5, 8), 16),
     "encoder": (lambda: _encoder(norm_first=False), lambda: torch.randn(3, 5, 8), 58),
     "encoder, norms first": (lambda: _encoder(norm_first=True), lambda: torch.randn(3, 5, 8), 100),

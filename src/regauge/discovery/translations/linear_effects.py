@@ -279,39 +279,53 @@ def through_attention(run: Run, node: Node) -> Any:
 
 
 def through_recurrent(run: Run, node: Node) -> None:
-    """Record the change of a recurrent layer's input biases that compensates for a change of its state biases.
+    """Record the changes of a recurrent layer's input biases that compensate for a change of its inputs or state
+    biases.
 
-    A recurrent layer adds the input bias and the state bias. The exception is the third gate of a GRU, which multiplies
-    the state bias by another gate.
+    A recurrent layer adds the input bias, the state bias, and the product of weights and inputs. The exception is the
+    third gate of a GRU, which multiplies the state bias by another gate.
     """
-    weights, count = _recurrent_weights(node)
-    if any(source in run.offsets for source in node.all_input_nodes if source not in weights):
+    weights, count, first = _recurrent_weights(node)
+    x = given(node)[0]
+    if any(source in run.offsets for source in node.all_input_nodes if source is not x and source not in weights):
         raise SeenError
+    for k in range(0, first, count) if run.of(x) is not None else ():
+        for term in run.of(x).known():
+            inside, shape = _weights(run, node, weights[k]), (*shape_of(x)[:-1], shape_of(weights[k])[0])
+            _compensate(run, weights[k + 2], _through(run, term, inside, len(shape) - 1, shape), shape[-1:])
     for k, weight in enumerate(weights):
-        offset = run.of(weight)
-        if offset is None:
+        if (offset := run.of(weight)) is None:
             continue
-        other = run.graph.parameter(weights[k - 1])
-        if k % count != 3 or not run.may_take(str(other)):
-            raise SeenError
         (term,) = offset.known()
-        third = term.places.numel() // 3
-        if operator_name(node) in ("gru", "gru_cell") and bool(term.places[2 * third :].any()):
+        third = term.places.shape[0] // 3
+        is_gru = operator_name(node) in ("gru", "gru_cell")
+        if k % count != 3 or (is_gru and bool(term.places[2 * third :].any())):
             raise SeenError
-        taker = Taker(Entries.whole(str(other), term.places.shape), (), each_position(term.places.shape, ()))
-        if (image := run.image(term, taker, term.places)) is not None:
-            run.events.append(("image", image))
+        _compensate(run, weights[k - 1], term, term.places.shape)
 
 
-def _recurrent_weights(node: Node) -> tuple[list[Any], int]:
-    """Return the weights of a recurrent layer with biases, and how many weights each direction of a layer has.
+def _compensate(run: Run, bias: Any, term: Addend, shape: tuple[int, ...]) -> None:
+    """Record the change of a bias that compensates for a vector that is added to the same values as the bias."""
+    name = str(run.graph.parameter(bias))
+    if not run.may_take(name):
+        raise SeenError
+    own = each_position(shape, ())
+    places = term.places if term.places.shape == own.shape else own
+    if (image := run.image(term, Taker(Entries.whole(name, tuple(shape)), (), own), places)) is not None:
+        run.events.append(("image", image))
+
+
+def _recurrent_weights(node: Node) -> tuple[list[Any], int, int]:
+    """Return the weights of a recurrent layer with biases, how many weights each direction of a layer has, and how many
+    weights belong to the first layer.
 
     Each direction has an input weight, a state weight, the biases of input and state, and possibly a projection.
     """
     if operator_name(node).endswith("_cell"):
-        return list(given(node)[2:]), 4
+        return list(given(node)[2:]), 4, 4
     found: list[list[Any]] = [list(a) for a in given(node)[2:4] if isinstance(a, list | tuple)]
     if not found or given(node)[3] is not True:
         raise SeenError
     rows, columns = shape_of(found[0][1])
-    return found[0], 5 if operator_name(node) == "lstm" and rows != 4 * columns else 4
+    count = 5 if operator_name(node) == "lstm" and rows != 4 * columns else 4
+    return found[0], count, count * (1 + bool(argument(node, 7, False)))
