@@ -85,6 +85,11 @@ def test_strangers_aligned_at_once_are_explained_as_one_by_one(name: str) -> Non
     assert len({round(share or 0, 6) for share in alone}) == 3
 
 
+def test_strangers_of_other_seeds_are_others() -> None:
+    first, second = (stranger_of(drawn(WIDE, 0), WIDE, seed) for seed in range(2))
+    assert not any(torch.equal(first[name], second[name]) for name in WIDE.sites)
+
+
 def test_descendants_and_strangers() -> None:
     params = drawn(WIDE, 0)
     child, stranger = away(params, 0.3, 1), drawn(WIDE, 2)
