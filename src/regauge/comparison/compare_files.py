@@ -107,9 +107,9 @@ def compare_files(
     All entries are compared, because trees and averages are computed from distances, which a sample would only
     estimate.
 
-    Networks with the same shapes are opened together. If no other network has the shapes of a network, it is compared
-    with networks of other widths, vocabularies or numbers of layers, which have the same architecture. Files that are
-    damaged, and networks with NaN or Inf, are left out.
+    Networks with the same shapes are opened together. A network with shapes that no other network has is compared with
+    networks of the same architecture but other widths, vocabularies or numbers of layers. Files that are damaged, and
+    networks with NaN or Inf, are left out.
 
     Args:
         paths: The checkpoints. The result names checkpoints by their paths relative to their common folder.

@@ -114,9 +114,9 @@ def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Buffer
         symmetry: The symmetry of the architecture.
         params: One network, or a population with a leading model axis.
         buffers: How balancing treats buffers, such as running statistics. Buffers do not contribute to the norm, except
-            gains of frozen normalization (`count_frozen_gains`). In evaluation mode, a factor can multiply a filter
-            before batch normalization and its running mean, and divide the gain. With "move", balancing scales buffers
-            too, and filters before batch normalization get norm one. Filters of norm one have equal weight in
+            gains of frozen normalization (`count_frozen_gains`). In evaluation mode, a factor can multiply a filter and
+            the running mean of the batch normalization after it, and divide the gain. With "move", balancing scales
+            buffers too, and filters before batch normalization get norm one. Filters of norm one have equal weight in
             comparisons; in training, the norm of a filter before batch normalization has no effect. With "keep",
             balancing uses only combinations of scales that leave every buffer unchanged. Use "keep" for networks whose
             running statistics will be recomputed, because recomputing statistics would undo a change of the statistics.

@@ -8,7 +8,7 @@ Some models store a gain as `weight` and multiply by `1 + weight`. For such a ga
 Functions that read or set gains use the sums `1 + weight`, because the action on the sums is linear.
 
 If a model uses only the exponential of a parameter, scales multiply the exponential, and therefore add numbers to the
-parameter. Functions that read or set such a parameter use the exponential instead of the sum `1 + weight`.
+parameter. Functions that read or set a parameter of this form use its exponential instead of the sum `1 + weight`.
 """
 
 from collections.abc import Collection, Mapping

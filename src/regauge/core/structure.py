@@ -213,7 +213,7 @@ def _axis_colors(colors: Colors, places: Sequence[Site], axis: int, length: int)
 
 
 def _smallest_tie(colors: Colors) -> tuple[str, int] | None:
-    """Return a unit with the smallest color that several units have, and the name of the unit's group."""
+    """Return the name of a group and the index of a unit, whose color the fewest units (but at least two) share."""
     best: tuple[int, str, int] | None = None
     for name, color in colors.items():
         _, firsts, counts = np.unique(color, return_index=True, return_counts=True)

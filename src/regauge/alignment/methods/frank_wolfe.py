@@ -75,7 +75,9 @@ class FrankWolfe(ManyMethod):
             )
 
     def match_many(self, problem: ManyProblem) -> ManyResult:
-        """Align the networks with one another; see `align_many`. If there is a task, it selects among restarts."""
+        """Align the networks with one another; see `align_many`. If there is a task, the task loss selects among
+        restarts.
+        """
         symmetry = problem.symmetry
 
         def climbs(tensors: Sequence[Tensors]) -> list[Climbs]:

@@ -81,7 +81,9 @@ class MergeMany(ManyMethod):
             raise ValueError("inner.init is an element for one pair of networks; leave it out to align many")
 
     def match_many(self, problem: ManyProblem) -> ManyResult:
-        """Align the networks with one another; see `align_many`. If there is a task, it selects among restarts."""
+        """Align the networks with one another; see `align_many`. If there is a task, the task loss selects among
+        restarts.
+        """
         count = len(problem.networks)
 
         def climbs(tensors: Sequence[Tensors]) -> list[Climbs]:

@@ -98,7 +98,9 @@ class WeightMatching(Method):
             )
 
     def match(self, problem: Problem) -> Results:
-        """Match the pairs of networks; see `align` and `align_pairs`. If there is a task, it selects among restarts."""
+        """Match the pairs of networks; see `align` and `align_pairs`. If there is a task, the task loss selects among
+        restarts.
+        """
         symmetry, pairs = problem.symmetry, problem.pairs
         init = None if self.init is None else _isometric(symmetry, self.init, pairs)
         restarts = []
