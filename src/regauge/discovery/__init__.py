@@ -58,7 +58,7 @@ The terms, in the order in which they appear:
 - A *slot* is one occurrence of a leaf, in one block of one axis of one value.
 
 - A *tie* is a law, restricted to one slot on each axis of the law. All slots of a tie are at the same position within
-corresponding blocks.
+  corresponding blocks.
 
 - The *companions* of a slot are other leaves. Like the slot, each companion has exactly one index at each entry of the
   tensor. For example, heads are companions of the units within heads. A transformation of the slot may depend on the
