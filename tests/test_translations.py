@@ -369,10 +369,20 @@ def test_a_layer_that_reads_behind_two_gains_is_left_alone(second: nn.Module) ->
     assert "layer.weight.mean(1)" not in [family.name for family in found.translations]
 
 
-@pytest.mark.parametrize("setting", ["are_states", "has_start"])
-def test_rows_that_are_also_states_or_follow_a_start_of_zeros_stay(setting: str) -> None:
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"are_states": True},
+        {"has_start": True},
+        {"change": lambda rows: torch.cat([torch.zeros_like(rows[:, :1]), rows], 1)},
+        {"change": lambda rows: torch.cat([rows, 2 * rows], 1)},
+        {"change": lambda rows: rows * torch.arange(rows.shape[1], dtype=rows.dtype)[:, None]},
+    ],
+    ids=["states", "zeros before the cell", "zeros before the layer", "two factors", "a factor for each step"],
+)
+def test_a_vector_on_all_rows_needs_the_same_bias_at_every_step(setting: dict[str, Any]) -> None:
     inputs = (torch.randint(0, 9, (3, 4)),)
-    kept, found = (rg.discover(Rows(**given).double(), inputs, verify=False) for given in ({}, {setting: True}))
+    kept, found = (rg.discover(Rows(**given).double(), inputs, verify=False) for given in ({}, setting))
     assert "table.weight.mean(0)" in [family.name for family in kept.translations]
     assert "table.weight.mean(0)" not in [family.name for family in found.translations]
 

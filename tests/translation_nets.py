@@ -200,24 +200,29 @@ class Recurrent(nn.Module):
 
 
 class Rows(nn.Module):
-    """Rows of a table before a recurrent layer and a cell. Optionally, rows are also the first state of the layer, or
-    the cell reads zeros first.
+    """Rows of a table before a recurrent layer and a cell. Optionally, rows are also the first state of the layer, a
+    function changes the rows that the layer reads, or the cell reads zeros first.
     """
 
-    def __init__(self, *, are_states: bool = False, has_start: bool = False) -> None:
+    def __init__(
+        self, *, are_states: bool = False, has_start: bool = False, change: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
         super().__init__()
         self.are_states, self.has_start, self.table = are_states, has_start, nn.Embedding(9, 3)
+        self.change = change or nn.Identity()
         self.layer = nn.GRU(3, 3, batch_first=True, bidirectional=True)
         self.cell, self.out = nn.LSTMCell(9, 4), nn.Linear(4, 6)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = self.table(x)
-        states = self.layer(rows, rows[:, :2].transpose(0, 1).contiguous() if self.are_states else None)[0]
+        first_state = rows[:, :2].transpose(0, 1).contiguous() if self.are_states else None
+        states = self.layer(self.change(rows), first_state)[0][:, -x.shape[1] :]
         read = torch.cat([rows, states], -1)
-        state = self.cell(torch.zeros_like(read[:, 0])) if self.has_start else None
-        for step in range(x.shape[1]):
-            state = self.cell(read[:, step], state)
-        out: Tensor = self.out(state[0])  # type: ignore[index]
+        first, *others = [*[torch.zeros_like(read[:, 0])] * self.has_start, *read.unbind(1)]
+        state = self.cell(first)
+        for step in others:
+            state = self.cell(step, state)
+        out: Tensor = self.out(state[0])
         return out
 
 

@@ -71,7 +71,7 @@ def scramble(symmetry: Symmetry, name: str, tensor: Tensor, seed: int) -> Tensor
     """Return one tensor after a random permutation, random signs and random rotations of its units."""
     if name not in symmetry.sites:
         return tensor
-    generator = torch.Generator().manual_seed(zlib.crc32(name.encode(), seed))  # torch reads 32 bits of a seed
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode(), seed))  # torch's CPU generator reads 32 bits
     element = _acting_on(symmetry, name).random(generator, ("permutation", "sign", "linear"))
     return move_tensor(symmetry, _without_stretching(symmetry, element), name, tensor)
 

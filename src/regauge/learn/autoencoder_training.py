@@ -34,8 +34,8 @@ from regauge.weightspace.shares import find_readers
 SAMPLE = 256
 """The number of networks whose statistics standardize the inputs."""
 VALIDATED = 4
-"""Validation compares each network on at most as many inputs as this number of training steps. If
-training steps use few inputs, validation on all inputs takes longer than training.
+"""Validation compares each network on at most as many inputs as this number of training steps. If training steps use
+few inputs, validation on all inputs takes longer than training.
 """
 
 
