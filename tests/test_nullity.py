@@ -174,6 +174,27 @@ def test_what_cannot_be_compared_is_refused() -> None:
         found(Deaf(), torch.randn(2, 5))
 
 
+class Guarded(nn.Module):
+    """The identity, whose gradients are NaN if an input is larger than a limit."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def forward(self, x: Tensor) -> Tensor:
+        is_large = x.abs().amax(-1, keepdim=True) > self.limit
+        return x + 0 * torch.where(is_large, 0 * x, 0 * x + 1).sqrt()
+
+
+def test_inputs_with_gradients_of_nan_are_drawn_again() -> None:
+    net, x = mlp(nn.Tanh), torch.randn(2, 4) / 4
+    size = float(net(x).detach().abs().max())
+    plain, guarded = (found(nn.Sequential(net, Guarded(limit)), x) for limit in (1e9, 4 * size))
+    assert guarded.missing == plain.missing == 0
+    with pytest.raises(ValueError, match="their gradients are not finite"):
+        found(nn.Sequential(net, Guarded(-1.0)), x)
+
+
 class Scaled(nn.Module):
     """A classifier with a learned temperature, a scalar, whose outputs have two names."""
 

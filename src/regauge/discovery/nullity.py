@@ -117,13 +117,13 @@ def nullity(
 
     The Jacobian is computed in float64, at parameters perturbed away from initialization. The inputs are many random
     tensors with the shapes of the example inputs. Integer inputs are sampled between the smallest and the largest entry
-    of the example. If the model raises an error on random inputs, or returns Inf or NaN, inputs about as large as the
-    example are sampled. If the example is nonnegative, the sampled inputs are nonnegative too. If the model also fails
-    on inputs as large as the example, integer inputs are copied from the example. The Jacobian has one column for each
-    entry of the parameters and floating-point buffers. Buffers such as running statistics are included, because groups
-    act on buffers, and buffers can compensate for parameters. The symmetry is complete at the evaluation point if its
-    tangent vectors span the null space. A unit that is dead at the evaluation point may cause further null directions
-    that belong to no symmetry.
+    of the example. If the model raises an error on random inputs, or if outputs or gradients are Inf or NaN, inputs
+    about as large as the example are sampled. If the example is nonnegative, the sampled inputs are nonnegative too. If
+    the model also fails on inputs as large as the example, integer inputs are copied from the example. The Jacobian has
+    one column for each entry of the parameters and floating-point buffers. Buffers such as running statistics are
+    included, because groups act on buffers, and buffers can compensate for parameters. The symmetry is complete at the
+    evaluation point if its tangent vectors span the null space. A unit that is dead at the evaluation point may cause
+    further null directions that belong to no symmetry.
 
     Args:
         module: A small model. The cost grows with the cube of its number of parameters.
@@ -137,7 +137,7 @@ def nullity(
 
     Raises:
         ValueError: The module has no varied entries or more than 1500, its outputs do not depend on the varied entries,
-            or its outputs are infinite or NaN on random inputs.
+            or its outputs or their gradients are infinite or NaN on random inputs.
     """
     inputs, kwargs = example_arguments(example_inputs, example_kwargs)
     if symmetry is None:
@@ -426,22 +426,23 @@ def _jacobian(
             result = None
         tensors = [] if result is None else read(result)
         values = torch.cat([t.flatten() for t in tensors]) if tensors else torch.full((1,), math.nan)
-        if not bool(values.isfinite().all()):
-            misses += 1
-            if misses > MOST_MISSES:
-                raise ValueError(
-                    "the outputs are not finite, or the model raises an error, on random inputs near the examples; "
-                    "give other example inputs, or set other parameters"
-                )
-            continue
-        chosen = torch.randperm(len(values), generator=generator, device=generator.device)[:PER_INPUT].tolist()
-        for count, k in enumerate(chosen, start=1):
-            if not values[k].requires_grad:
+        made = [values]
+        if bool(values.isfinite().all()):
+            if not values.requires_grad:
                 return torch.zeros(1, sum(t.numel() for t in leaves.values()), dtype=torch.float64)
-            gradients = torch.autograd.grad(
-                values[k], list(leaves.values()), retain_graph=count < len(chosen), materialize_grads=True
+            order = torch.randperm(len(values), generator=generator, device=generator.device)[:PER_INPUT].tolist()
+            ways: Any = {"retain_graph": True, "materialize_grads": True}
+            gradients = (torch.autograd.grad(values[k], list(leaves.values()), **ways) for k in order)
+            made = [torch.cat([g.flatten() for g in one]) for one in gradients]
+        if all(bool(row.isfinite().all()) for row in made):
+            found += made
+            continue
+        misses += 1
+        if misses > MOST_MISSES:
+            raise ValueError(
+                "the outputs or their gradients are not finite, or the model raises an error, on random inputs near "
+                "the examples; give other example inputs, or set other parameters"
             )
-            found.append(torch.cat([g.flatten() for g in gradients]))
     return torch.stack(found)
 
 

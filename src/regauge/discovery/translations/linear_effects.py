@@ -298,8 +298,7 @@ def through_recurrent(run: Run, node: Node) -> None:
             continue
         (term,) = offset.known()
         third = term.places.shape[0] // 3
-        is_gru = operator_name(node) in ("gru", "gru_cell")
-        if k % count != 3 or (is_gru and bool(term.places[2 * third :].any())):
+        if k % count != 3 or (operator_name(node).startswith("gru") and bool(term.places[2 * third :].any())):
             raise SeenError
         _compensate(run, weights[k - 1], term, term.places.shape)
 
